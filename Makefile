@@ -1,0 +1,27 @@
+# `make demo` shows the extension at work; `make test` runs everything that must pass.
+# Each target is a script of its own in scripts/, which says what it does and why.
+
+.PHONY: help setup install demo lint test
+
+help:
+	@echo "make setup    install what building and testing need (Debian 12 packages, cargo-pgrx)"
+	@echo "make install  build the extension and install it into PostgreSQL 15"
+	@echo "make demo     TPC-H on a primary and two standbys in a temporary folder"
+	@echo "              SCALE=0.1 takes less data, KEEP=1 leaves the servers running"
+	@echo "make lint     formatting and clippy"
+	@echo "make test     setup, lint, all tests; ends with 'N passed, N failed'"
+
+setup:
+	@scripts/setup.sh
+
+install: setup
+	@scripts/install.sh
+
+demo: install
+	@scripts/demo.sh
+
+lint:
+	@scripts/lint.sh
+
+test:
+	@scripts/test.sh

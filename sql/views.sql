@@ -1,0 +1,22 @@
+-- Views over the functions, and who may use what.
+
+CREATE VIEW parallel_replicas.events AS
+    SELECT event, value, description FROM parallel_replicas.get_events();
+
+COMMENT ON VIEW parallel_replicas.events IS
+    'counters of this server since it started';
+
+GRANT SELECT ON parallel_replicas.events TO PUBLIC;
+
+-- Whoever may execute serve() can log in and try; the secret decides. A role of its own keeps
+-- even that to the accounts that links use.
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'parallel_replicas_link') THEN
+        CREATE ROLE parallel_replicas_link NOLOGIN;
+    END IF;
+END
+$$;
+
+REVOKE ALL ON PROCEDURE parallel_replicas.serve() FROM PUBLIC;
+GRANT EXECUTE ON PROCEDURE parallel_replicas.serve() TO parallel_replicas_link;

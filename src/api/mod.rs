@@ -1,0 +1,16 @@
+//! What users call: SQL functions and the foreign-data wrapper's validator.
+//!
+//! Not here: logic that anything but SQL needs. Nothing in the extension calls into this room.
+
+mod checks;
+mod events;
+mod fdw;
+mod replicas;
+mod serve;
+
+pgrx::extension_sql_file!("../../sql/bootstrap.sql", name = "bootstrap", bootstrap);
+pgrx::extension_sql_file!(
+    "../../sql/views.sql",
+    name = "views",
+    requires = [events::get_events, serve::serve]
+);

@@ -1,0 +1,301 @@
+//! The frames that coordinator and replica exchange over a link.
+//!
+//! Each CopyData message is one frame. A control frame is [`CONTROL_TAG`] and a postcard body; a
+//! rows frame is a [`RowsHeader`] and raw minimal tuples, each padded to eight bytes, so that the
+//! coordinator can hand them to its executor in place. The two sides are always of the same build
+//! (checked in [`Hello`]), so the encoding needs no compatibility beyond [`PROTOCOL_VERSION`],
+//! which is checked first. Nothing here panics on input.
+
+use crate::snapshot::WireSnapshot;
+use serde::{Deserialize, Serialize};
+
+/// Raised whenever a frame changes.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// First byte of a control frame; seven zero bytes follow.
+pub const CONTROL_TAG: u8 = 1;
+/// First byte of a rows frame.
+pub const ROWS_TAG: u8 = 2;
+/// Bytes before the body of either kind; keeps tuples eight-byte aligned.
+pub const FRAME_HEADER_BYTES: usize = 8;
+/// Largest control frame, bytes. A plan with thousands of constants stays well below.
+pub const MAX_CONTROL_BYTES: usize = 64 << 20;
+/// A replica sends its rows when it has collected this many bytes.
+pub const ROWS_TARGET_BYTES: usize = 128 << 10;
+
+/// What went wrong with a frame; it ends the link, never the server.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    #[error("frame of {0} bytes is shorter than its header")]
+    Short(usize),
+    #[error("frame of {0} bytes is over the limit of {MAX_CONTROL_BYTES}")]
+    Oversized(usize),
+    #[error("frame has an unexpected tag {0}")]
+    Tag(u8),
+    #[error("frame could not be decoded")]
+    Encoding,
+    #[error("rows frame ends inside a row")]
+    TruncatedRow,
+}
+
+/// Random bytes that the replica chooses; the coordinator's message authentication covers them, so
+/// a recorded [`Begin`] cannot be used again.
+pub type Nonce = [u8; 32];
+/// HMAC-SHA-256 over nonce and body.
+pub type Mac = [u8; 32];
+
+/// Who a server is. Compared field by field before anything is shipped.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    pub protocol_version: u32,
+    /// Hash of the extension's sources and dependencies.
+    pub build_id: String,
+    /// `server_version_num`, minor version included.
+    pub server_version: u32,
+    /// From pg_control: equal only within one physical cluster.
+    pub system_identifier: u64,
+    pub database: u32,
+    pub block_bytes: u32,
+}
+
+/// First frame of the replica.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    pub nonce: Nonce,
+    pub identity: Identity,
+    /// Random id of the server's shared memory: a coordinator that meets its own leaves the link.
+    pub instance_id: [u8; 16],
+}
+
+/// One relation of the fragment, as the coordinator's catalog describes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RelationIdentity {
+    pub oid: u32,
+    pub tablespace: u32,
+    pub relfilenode: u32,
+    pub relkind: u8,
+    pub persistence: u8,
+    pub access_method: u32,
+    pub attributes: u16,
+}
+
+/// A collation whose rules the fragment depends on, with the library's version.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CollationIdentity {
+    pub oid: u32,
+    /// Empty where the provider has no version.
+    pub version: String,
+}
+
+/// An evaluated InitPlan output.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExecParameter {
+    pub id: u32,
+    /// In PostgreSQL's datum serialisation.
+    pub datum: Vec<u8>,
+}
+
+/// What the coordinator wants to have executed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Begin {
+    pub query_id: [u8; 16],
+    pub timeline: u32,
+    /// The replica must have replayed up to here before it looks at a row.
+    pub lsn: u64,
+    /// How long the replica may wait for that, in milliseconds.
+    pub replay_wait_ms: u32,
+    pub snapshot: WireSnapshot,
+    /// Role as which the query runs.
+    pub user: u32,
+    /// Inside a security-restricted operation, or with row security forced off, as flags of
+    /// PostgreSQL's security context.
+    pub security_context: i32,
+    /// Settings that the fragment's expressions read: name and value.
+    pub settings: Vec<(String, String)>,
+    /// Fingerprint of the session time zone's rules, if the fragment depends on them.
+    pub time_zone_fingerprint: Option<u64>,
+    pub collations: Vec<CollationIdentity>,
+    pub relations: Vec<RelationIdentity>,
+    /// `nodeToString` of the fragment's PlannedStmt.
+    pub plan: Vec<u8>,
+    /// External parameters in PostgreSQL's own serialisation.
+    pub parameters: Vec<u8>,
+    pub exec_parameters: Vec<ExecParameter>,
+    /// `InstrumentOption` bits, 0 for none.
+    pub instrument: i32,
+    /// Rows of a task are complete when the task is done.
+    pub streaming: bool,
+}
+
+/// Frames from coordinator to replica.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToReplica {
+    /// A [`Begin`] in its encoded form, because its bytes are authenticated before they are read.
+    Begin { mac: Mac, body: Vec<u8> },
+    /// Blocks `start_block .. start_block + blocks` of scan `scan`.
+    Task { scan: u32, id: u32, start_block: u32, blocks: u32 },
+    /// Nothing is left for that scan.
+    Finish { scan: u32 },
+    /// The rest of the answer is not wanted.
+    Stop,
+}
+
+/// Why a replica does not take part; no error of the query, and not counted as one of the replica.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// Short stable word, shown in EXPLAIN and logs.
+    pub reason: String,
+    pub detail: String,
+}
+
+/// What a replica tells before it gets work.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Announcement {
+    pub replayed_lsn: u64,
+    pub replay_wait_us: u64,
+}
+
+/// Work done under one task.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskReport {
+    pub scan: u32,
+    pub id: u32,
+    pub blocks: u32,
+}
+
+/// Last frame of a replica.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FragmentReport {
+    /// Rows sent over the whole fragment.
+    pub rows: u64,
+    /// Blocks scanned.
+    pub blocks: u64,
+    /// The fragment was stopped early.
+    pub stopped: bool,
+    /// `Instrumentation` structs by plan node id, raw bytes; empty without EXPLAIN ANALYZE.
+    pub instrumentation: Vec<(i32, Vec<u8>)>,
+    pub buffer_usage: Vec<u8>,
+    pub wal_usage: Vec<u8>,
+}
+
+/// Frames from replica to coordinator.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToCoordinator {
+    Hello(Hello),
+    Refused(Refusal),
+    Announcement(Announcement),
+    /// Asks for one more task of a scan.
+    Request { scan: u32 },
+    TaskDone(TaskReport),
+    /// Still alive; sent when nothing else was for a second.
+    Progress,
+    FragmentDone(Box<FragmentReport>),
+}
+
+/// Encodes a control frame.
+pub fn encode<T: Serialize>(frame: &T) -> Result<Vec<u8>, FrameError> {
+    let mut header = vec![0_u8; FRAME_HEADER_BYTES];
+    header[0] = CONTROL_TAG;
+    let bytes = postcard::to_extend(frame, header).map_err(|_| FrameError::Encoding)?;
+    if bytes.len() > MAX_CONTROL_BYTES {
+        return Err(FrameError::Oversized(bytes.len()));
+    }
+    Ok(bytes)
+}
+
+/// Decodes a control frame, which must be used up entirely.
+pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, FrameError> {
+    if bytes.len() > MAX_CONTROL_BYTES {
+        return Err(FrameError::Oversized(bytes.len()));
+    }
+    let body = bytes.get(FRAME_HEADER_BYTES..).ok_or(FrameError::Short(bytes.len()))?;
+    if bytes[0] != CONTROL_TAG {
+        return Err(FrameError::Tag(bytes[0]));
+    }
+    decode_body(body)
+}
+
+/// Encodes a value without frame header, for [`ToReplica::Begin`].
+pub fn encode_body<T: Serialize>(value: &T) -> Result<Vec<u8>, FrameError> {
+    postcard::to_stdvec(value).map_err(|_| FrameError::Encoding)
+}
+
+/// Decodes what [`encode_body`] made.
+pub fn decode_body<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, FrameError> {
+    match postcard::take_from_bytes(body) {
+        Ok((value, [])) => Ok(value),
+        _ => Err(FrameError::Encoding),
+    }
+}
+
+/// Starts a rows frame in `buffer`, which it clears.
+pub fn start_rows(buffer: &mut Vec<u8>) {
+    buffer.clear();
+    buffer.resize(FRAME_HEADER_BYTES, 0);
+    buffer[0] = ROWS_TAG;
+}
+
+/// Is this a rows frame?
+pub fn is_rows(bytes: &[u8]) -> bool {
+    bytes.len() >= FRAME_HEADER_BYTES && bytes[0] == ROWS_TAG
+}
+
+/// Appends one tuple, whose first four bytes are its length in native byte order (as a minimal
+/// tuple's are), and pads it.
+pub fn push_row(buffer: &mut Vec<u8>, tuple: &[u8]) {
+    buffer.extend_from_slice(tuple);
+    let padded = buffer.len().next_multiple_of(8);
+    buffer.resize(padded, 0);
+}
+
+/// Finds the end of the row at `offset`: `Ok(None)` at the end of the frame.
+///
+/// The length that the row claims is checked against the frame, and against `least`, the size of a
+/// tuple header.
+pub fn next_row(
+    bytes: &[u8],
+    offset: usize,
+    least: usize,
+) -> Result<Option<(usize, usize)>, FrameError> {
+    if offset >= bytes.len() {
+        return Ok(None);
+    }
+    let length = bytes.get(offset..offset + 4).ok_or(FrameError::TruncatedRow)?;
+    let length = u32::from_ne_bytes([length[0], length[1], length[2], length[3]]) as usize;
+    let end = offset.checked_add(length).ok_or(FrameError::TruncatedRow)?;
+    let next = end.checked_next_multiple_of(8).ok_or(FrameError::TruncatedRow)?;
+    if length < least || next > bytes.len() {
+        return Err(FrameError::TruncatedRow);
+    }
+    Ok(Some((length, next)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_frames_round_trip_and_are_used_up() {
+        let frame = ToReplica::Task { scan: 1, id: 7, start_block: 128, blocks: 256 };
+        let mut bytes = encode(&frame).unwrap();
+        assert_eq!(decode::<ToReplica>(&bytes), Ok(frame));
+        bytes.push(0);
+        assert_eq!(decode::<ToReplica>(&bytes), Err(FrameError::Encoding));
+        assert_eq!(decode::<ToReplica>(&bytes[..4]), Err(FrameError::Short(4)));
+        bytes[0] = 9;
+        assert_eq!(decode::<ToReplica>(&bytes), Err(FrameError::Tag(9)));
+    }
+
+    #[test]
+    fn a_length_that_leaves_the_frame_is_an_error() {
+        let mut frame = Vec::new();
+        start_rows(&mut frame);
+        push_row(&mut frame, &[12, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(next_row(&frame, 8, 8), Ok(Some((12, 24))));
+        assert_eq!(next_row(&frame, 24, 8), Ok(None));
+        frame[8] = 200;
+        assert_eq!(next_row(&frame, 8, 8), Err(FrameError::TruncatedRow));
+        frame[8] = 3;
+        assert_eq!(next_row(&frame, 8, 8), Err(FrameError::TruncatedRow));
+    }
+}

@@ -1,0 +1,266 @@
+//! The stages of a request one by one, by small scripts: what comes from where, in which order,
+//! and how a task in flight is cut.
+
+use parallel_replicas_core::task_state::{
+    ReplicaSpec, ScanSpec, Shrink, Stage, Task, TaskError, TaskState, size_words,
+};
+
+fn scan(granules: u32, segment_granules: u32) -> ScanSpec {
+    ScanSpec {
+        database: 5,
+        relfilenode: 16_400,
+        blocks: granules * 128,
+        granule_blocks: 128,
+        segment_granules,
+    }
+}
+
+/// One process per replica unless `of` says otherwise; the memory is leaked, as tests may.
+fn state(scan: &ScanSpec, replicas: usize, of: &[u16]) -> TaskState<'static> {
+    let names: Vec<String> = (0..replicas).map(|i| format!("replica-{i}")).collect();
+    let specs: Vec<ReplicaSpec> = names
+        .iter()
+        .map(|name| ReplicaSpec { name, weight: 1 })
+        .collect();
+    let words = size_words(scan, replicas, of.len()).unwrap();
+    TaskState::init(vec![0; words].leak(), scan, &specs, of).unwrap()
+}
+
+/// Gives process `process` a measured speed of one granule per millisecond, and a task of `size`
+/// granules, as the last of a scan of two segments.
+fn with_last_task(process: u16, size: u32, other: u16) -> (TaskState<'static>, Task, u64) {
+    let mut state = state(&scan(400, 64), 1, &[0, 0]);
+    let mut now = 0;
+    let mut task = state.request(process, now).unwrap();
+    while task.granules < size {
+        now += 1000 * u64::from(task.granules);
+        state.deliver(process, task).unwrap();
+        task = state.request(process, now).unwrap();
+    }
+    // The other one takes all the rest, one task after the other, in no time.
+    while let Some(rest) = state.request(other, now) {
+        state.deliver(other, rest).unwrap();
+        if state.unassigned() == 0 {
+            break;
+        }
+    }
+    (state, task, now)
+}
+
+#[test]
+fn stages_come_in_order() {
+    let mut state = state(&scan(600, 4), 3, &[0, 1, 2]);
+    let placements: Vec<_> = state.placements().collect();
+    let segment = |task: &Task| placements[(task.start_granule / 4) as usize];
+    let mut last = Stage::Own;
+    let mut seen = [0; 3];
+    let mut now = 0;
+    while let Some(task) = state.request(0, now) {
+        let (owner, stealer) = segment(&task);
+        let expected = match (owner, stealer) {
+            (0, _) => Stage::Own,
+            (_, Some(0)) => Stage::StolenByHash,
+            _ => Stage::StolenRest,
+        };
+        assert_eq!(task.stage, expected);
+        assert_eq!(
+            task.start_granule / 4,
+            (task.end_granule() - 1) / 4,
+            "inside one segment"
+        );
+        assert!(
+            task.stage as u8 >= last as u8,
+            "{:?} after {last:?}",
+            task.stage
+        );
+        last = task.stage;
+        seen[task.stage as usize] += task.granules;
+        state.deliver(0, task).unwrap();
+        now += 1000;
+    }
+    let totals = state.verify_complete().unwrap();
+    assert_eq!(seen, [totals.own, totals.by_hash, totals.rest]);
+    assert!(seen.iter().all(|granules| *granules > 100), "{seen:?}");
+}
+
+#[test]
+fn own_segments_are_read_forward_and_wait_for_a_late_joiner() {
+    let mut state = state(&scan(64_000, 64), 2, &[0, 1]);
+    let placements: Vec<_> = state.placements().collect();
+    let mut last = None;
+    for now in 0..500 {
+        let task = state.request(0, now * 50_000).unwrap();
+        assert_eq!(task.stage, Stage::Own);
+        assert!(last < Some(task.start_granule));
+        last = Some(task.start_granule);
+    }
+    let task = state.request(1, 30_000_000).unwrap();
+    assert_eq!(task.stage, Stage::Own);
+    let first = placements
+        .iter()
+        .position(|(owner, _)| *owner == 1)
+        .unwrap() as u32;
+    assert_eq!(task.start_granule, first * 64);
+}
+
+#[test]
+fn dead_queue_goes_first_and_lost_tasks_are_orphans() {
+    let mut state = state(&scan(6_000, 4), 4, &[0, 1, 2, 3]);
+    let placements: Vec<_> = state.placements().collect();
+    let held = state.request(3, 0).unwrap();
+    assert_eq!(state.lose(3), Ok(held.granules));
+    state.set_replica_live(3, false);
+    let (mut rest_owners, mut orphan_seen) = (Vec::new(), false);
+    let mut now = 0;
+    while let Some(task) = state.request(0, now) {
+        now += 10_000;
+        state.deliver(0, task).unwrap();
+        let owner = placements[(task.start_granule / 4) as usize].0;
+        if task.start_granule == held.start_granule {
+            assert_eq!(task.stage, Stage::StolenRest);
+            orphan_seen = true;
+        } else if task.stage == Stage::StolenRest {
+            assert!(orphan_seen, "orphans before live queues");
+            rest_owners.push(owner);
+        }
+    }
+    assert!(orphan_seen);
+    let of_dead = rest_owners.iter().take_while(|owner| **owner == 3).count();
+    assert!(of_dead > 0 && rest_owners.len() > of_dead);
+    assert!(rest_owners[of_dead..].iter().all(|owner| *owner != 3));
+    assert!(matches!(
+        state.deliver(3, held),
+        Err(TaskError::NotHeld { .. })
+    ));
+    state.verify_complete().unwrap();
+}
+
+#[test]
+fn size_is_a_time_and_ramp_doubles() {
+    let mut state = state(&scan(100_000, 64), 1, &[0]);
+    assert_eq!(state.request(0, 0).unwrap().granules, 1);
+    // 2 ms per granule: 25 granules are 50 ms.
+    let mut now = 2_000;
+    for _ in 0..20 {
+        let task = state.request(0, now).unwrap();
+        assert!(task.granules <= 25);
+        now += 2_000 * u64::from(task.granules);
+    }
+    // What is left of a segment may be less than a full task.
+    let sizes: Vec<u32> = (0..3)
+        .map(|_| {
+            let task = state.request(0, now).unwrap();
+            now += 2_000 * u64::from(task.granules);
+            task.granules
+        })
+        .collect();
+    assert!(sizes.contains(&25), "{sizes:?}");
+
+    let mut ramped = self::state(&scan(100_000, 64), 1, &[0]);
+    ramped.set_ramp(true);
+    let sizes: Vec<u32> = (0..5)
+        .map(|i| ramped.request(0, i * 100).unwrap().granules)
+        .collect();
+    assert_eq!(sizes, [1, 2, 4, 8, 16]);
+}
+
+#[test]
+fn local_task_in_flight_is_cut_at_the_end_mark() {
+    let (mut state, mut task, mut now) = with_last_task(0, 16, 1);
+    assert!(state.may_continue(0, &task, task.start_granule + 1));
+    // It hangs in its second granule for a second.
+    now += 1_000_000;
+    let stolen = state.request(1, now).unwrap();
+    assert_eq!(stolen.stage, Stage::StolenRest);
+    assert_eq!(stolen.end_granule(), task.end_granule());
+    assert!(
+        stolen.start_granule >= task.start_granule + 2,
+        "it has begun two"
+    );
+    let mut next = task.start_granule + 2;
+    while state.may_continue(0, &task, next) {
+        next += 1;
+    }
+    assert_eq!(next, stolen.start_granule);
+    assert!(matches!(
+        state.deliver(0, task),
+        Err(TaskError::WrongExtent { .. })
+    ));
+    task.granules = next - task.start_granule;
+    state.deliver(0, task).unwrap();
+    state.deliver(1, stolen).unwrap();
+    assert_eq!(state.process_counters(0).given_back, stolen.granules);
+    state.verify_complete().unwrap();
+}
+
+#[test]
+fn link_is_asked_once_and_answers_with_what_it_kept() {
+    let (mut state, mut task, mut now) = with_last_task(0, 16, 1);
+    now += 400_000;
+    assert_eq!(state.request(1, now), None);
+    let Shrink {
+        process,
+        task: id,
+        keep_until,
+    } = state.shrink_candidate(1, now).unwrap();
+    assert_eq!((process, id), (0, task.id));
+    assert!(keep_until > task.start_granule && keep_until < task.end_granule());
+    assert_eq!(state.shrink_candidate(1, now), None, "asked already");
+    assert_eq!(state.request(1, now), None, "its own until it answers");
+    // It was further than we thought.
+    let kept = keep_until + 2 - task.start_granule;
+    let returned = task.granules - kept;
+    assert_eq!(state.give_back(0, id, kept), Ok(returned));
+    assert_eq!(state.unassigned(), returned);
+    state.worked(0, id, now).unwrap();
+    assert_eq!(
+        state.give_back(0, id, 0),
+        Ok(0),
+        "crossed with its TaskDone"
+    );
+    task.granules = kept;
+    state.deliver(0, task).unwrap();
+    while let Some(orphans) = state.request(1, now) {
+        assert!(orphans.start_granule >= task.end_granule());
+        state.deliver(1, orphans).unwrap();
+        now += 1000;
+    }
+    state.verify_complete().unwrap();
+}
+
+#[test]
+fn prefetch_is_one_task_and_none_near_the_end() {
+    let mut state = state(&scan(1000, 4), 1, &[0, 0]);
+    let first = state.request_ahead(0, 0).unwrap();
+    let ahead = state.request_ahead(0, 0).unwrap();
+    assert_eq!(state.request_ahead(0, 0), None);
+    assert!(matches!(
+        state.worked(0, 999, 0),
+        Err(TaskError::NotHeld { .. })
+    ));
+    state.worked(0, first.id, 1000).unwrap();
+    assert!(state.worked(0, first.id, 1000).is_err());
+    let mut current = ahead;
+    let mut now = 1000;
+    let mut prefetched = 0;
+    loop {
+        let next = state.request_ahead(0, now);
+        now += 1000 * u64::from(current.granules);
+        state.worked(0, current.id, now).unwrap();
+        prefetched += u32::from(next.is_some());
+        let Some(task) = next.or_else(|| state.request(0, now)) else {
+            break;
+        };
+        if next.is_none() {
+            assert!(
+                state.unassigned() < 32,
+                "no prefetch with {} left",
+                state.unassigned()
+            );
+        }
+        current = task;
+    }
+    assert!(prefetched > 200, "{prefetched}");
+    state.deliver_all(0).unwrap();
+    state.verify_complete().unwrap();
+}

@@ -1,0 +1,215 @@
+//! All links of one fragment: starting them, serving them in one loop, stopping them.
+//!
+//! A backend has no threads: everything happens when the executor calls `service`, which never
+//! waits. Connections belong to the session's registry (`net::pool`), which closes them if the
+//! (sub)transaction aborts, so that nothing here needs a destructor.
+
+use super::granule_scan::GranuleScanState;
+use super::link::{Link, Outcome, Phase};
+use crate::cluster::{self, Replica};
+use crate::net::Connection;
+use crate::net::pool::{self, PoolLimits};
+use crate::pg::wait::{self, now_micros};
+use crate::plan::private::PlannedReplica;
+use crate::shm::events::{self, Event};
+use crate::{secret, settings};
+use parallel_replicas_core::frame::Identity;
+use pgrx::pg_sys;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// What the links of a fragment have in common.
+pub struct Shared {
+    /// The encoded Begin frame.
+    pub begin: Rc<Vec<u8>>,
+    pub secret: Vec<u8>,
+    pub identity: Identity,
+    pub instance_id: [u8; 16],
+    pub streaming: bool,
+    /// The fragment's granule scans in order.
+    pub scans: Vec<*mut GranuleScanState>,
+    /// Bytes of undelivered rows that a link may hold in memory.
+    pub memory_limit: usize,
+    /// The query's memory context.
+    pub context: pg_sys::MemoryContext,
+    pub pool_limits: PoolLimits,
+    stall_us: u64,
+    replay_wait_us: u64,
+}
+
+impl Shared {
+    /// From now, when silence is a failure.
+    pub fn silence_deadline(&self) -> u64 {
+        now_micros() + self.stall_us
+    }
+
+    /// From now, when a replica must have caught up.
+    pub fn announcement_deadline(&self) -> u64 {
+        now_micros() + self.replay_wait_us + self.stall_us
+    }
+}
+
+pub struct Dispatch {
+    pub links: Vec<Link>,
+    pub shared: Shared,
+}
+
+/// How to end a started link's exchange.
+const END_WAIT_MS: u64 = 50;
+
+impl Dispatch {
+    /// Opens links to `replicas`, `per_replica` to each, and returns without waiting. `first_replica`
+    /// and `first_process` are the numbers of the first for the task states.
+    #[allow(clippy::too_many_arguments)]
+    pub fn start(
+        replicas: &[PlannedReplica],
+        per_replica: usize,
+        first_replica: u16,
+        first_process: u16,
+        begin: Vec<u8>,
+        scans: Vec<*mut GranuleScanState>,
+        streaming: bool,
+        context: pg_sys::MemoryContext,
+    ) -> Self {
+        // SAFETY: plain setting, in kilobytes.
+        let work_mem = unsafe { pg_sys::work_mem }.max(64) as usize * 1024;
+        let shared = Shared {
+            begin: Rc::new(begin),
+            secret: secret::cached().unwrap_or_default(),
+            identity: super::shipment::identity(),
+            instance_id: crate::shm::instance_id(),
+            streaming,
+            scans,
+            memory_limit: work_mem,
+            context,
+            pool_limits: PoolLimits {
+                idle_max: if settings::idle_link_timeout_s() == 0 { 0 } else { 256 },
+                idle_lifetime: Duration::from_secs(settings::idle_link_timeout_s()),
+            },
+            stall_us: settings::stall_timeout_ms() * 1000,
+            replay_wait_us: settings::replay_wait_timeout_ms() * 1000,
+        };
+        let known = cluster::all_replicas();
+        let mut links = Vec::with_capacity(replicas.len() * per_replica);
+        for (index, planned) in replicas.iter().enumerate() {
+            let replica = known.iter().find(|known| known.server_oid.to_u32() == planned.server);
+            for number in 0..per_replica {
+                let process = first_process + (index * per_replica + number) as u16;
+                let replica_number = first_replica + index as u16;
+                let opened = match replica {
+                    Some(replica) if !shared.secret.is_empty() => {
+                        open(replica, replica_number, process, &shared)
+                    }
+                    Some(_) => Err("the extension is not installed in this database".to_owned()),
+                    None => Err("the server was dropped".to_owned()),
+                };
+                links.push(opened.unwrap_or_else(|why| {
+                    Link::unavailable(replica_number, process, why)
+                }));
+            }
+        }
+        Dispatch { links, shared }
+    }
+
+    /// Serves every link without waiting. Answers whether anything happened.
+    pub fn service(&mut self) -> bool {
+        let mut progress = false;
+        for link in &mut self.links {
+            progress |= link.service(&mut self.shared);
+        }
+        progress
+    }
+
+    /// The error that one of the replicas met in a row, if any.
+    pub fn take_data_error(&mut self) -> Option<Box<crate::net::RemoteError>> {
+        self.links.iter_mut().find_map(|link| link.data_error.take())
+    }
+
+    /// Sockets to wait for.
+    pub fn interests(&self) -> Vec<wait::Interest> {
+        self.links
+            .iter()
+            .filter_map(Link::interest)
+            .map(|(socket, write)| wait::Interest { socket, write })
+            .collect()
+    }
+
+    /// Milliseconds until a link has to be looked at even if nothing comes.
+    pub fn timeout_ms(&self) -> u64 {
+        let now = now_micros();
+        self.links
+            .iter()
+            .filter_map(Link::deadline)
+            .map(|deadline| deadline.saturating_sub(now) / 1000 + 1)
+            .min()
+            .unwrap_or(60_000)
+    }
+
+    /// Ends every link. Those that have delivered get a moment to end in order, so that their
+    /// connections can be used again; the others are closed, which their replica notices at once.
+    pub fn stop(&mut self) {
+        for link in &mut self.links {
+            link.stop(&mut self.shared);
+        }
+        let deadline = now_micros() + END_WAIT_MS * 1000;
+        while self.links.iter().any(|link| link.phase == Phase::Ending) {
+            if self.service() {
+                continue;
+            }
+            let now = now_micros();
+            if now >= deadline {
+                break;
+            }
+            let left_ms = (deadline - now) / 1000 + 1;
+            wait::latch_or_sockets(&self.interests(), left_ms, pg_sys::PG_WAIT_EXTENSION);
+        }
+        for link in &mut self.links {
+            link.abandon(&mut self.shared);
+        }
+    }
+
+    /// Counts what became of the links' replicas.
+    pub fn count_events(&self, available: u32) {
+        let mut used = std::collections::BTreeSet::new();
+        let mut unavailable = std::collections::BTreeSet::new();
+        for link in &self.links {
+            match link.outcome {
+                Outcome::Done if link.tasks_taken > 0 => {
+                    used.insert(link.replica);
+                }
+                Outcome::Unavailable(_) | Outcome::Refused(_) => {
+                    unavailable.insert(link.replica);
+                }
+                _ => {}
+            }
+        }
+        events::add(Event::AvailableCount, u64::from(available));
+        events::add(Event::UsedCount, used.len() as u64);
+        events::add(Event::UnavailableCount, unavailable.difference(&used).count() as u64);
+    }
+}
+
+fn open(
+    replica: &Replica,
+    replica_number: u16,
+    process: u16,
+    shared: &Shared,
+) -> Result<Link, String> {
+    // SAFETY: plain global.
+    let user = unsafe { pg_sys::GetUserId() };
+    let target = cluster::connect_parameters(
+        replica,
+        user,
+        "parallel_replicas",
+        cluster::Purpose::Link,
+    )
+    .map_err(|unusable| unusable.to_string())?;
+    let deadline = now_micros() + settings::connect_timeout_ms() * 1000;
+    if let Some(connection) = pool::take(&target.key, shared.pool_limits) {
+        let lease = pool::lease(target.key, connection);
+        return Ok(Link::new(replica_number, process, lease, true, deadline));
+    }
+    let connection = Connection::start(&target.parameters).map_err(|error| error.to_string())?;
+    let lease = pool::lease(target.key, connection);
+    Ok(Link::new(replica_number, process, lease, false, deadline))
+}

@@ -1,0 +1,581 @@
+//! One link: a connection to a replica, which is one process there, and what it is doing.
+//!
+//! | phase | waits for | goes to |
+//! |---|---|---|
+//! | Connecting | the connection | Calling |
+//! | Calling | the replica's CopyBoth answer to CALL serve() | Greeting |
+//! | Greeting | Hello, which it answers with Begin | Waiting |
+//! | Waiting | Announcement: the replica has replayed far enough | Working |
+//! | Working | rows, TaskDone, Request, FragmentDone | Ending |
+//! | Ending | the end of the CALL | Closed |
+//! | Closed | nothing | |
+//!
+//! From every phase a failure leads to Closed: the link is *unavailable* or *refused* before it has
+//! announced itself, *lost* afterwards, and whatever it had not delivered goes back to the task
+//! state. Only a data error, which any server would raise for the same rows, is the query's error.
+
+use super::dispatch::Shared;
+use super::granule_scan;
+use super::held_rows::HeldRows;
+use super::tasks;
+use crate::net::pool::{self, LeaseId};
+use crate::net::{
+    ConnectPoll, Connection, CopyBuffer, CopyRead, NetError, RemoteError, ResultRead, ResultStatus,
+};
+use crate::pg::wait::now_micros;
+use crate::secret;
+use crate::shm::events::{self, Event};
+use parallel_replicas_core::frame::{
+    self, FragmentReport, Hello, Refusal, ToCoordinator, ToReplica,
+};
+use parallel_replicas_core::task_state::Task;
+use std::collections::VecDeque;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    Connecting,
+    Calling,
+    Greeting,
+    Waiting,
+    Working,
+    Ending,
+    Closed,
+}
+
+/// How it ended, for EXPLAIN and counters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Running,
+    Done,
+    /// Nothing was left to do when it was ready.
+    Unused,
+    Unavailable(String),
+    Refused(Refusal),
+    Lost(String),
+}
+
+/// Why a turn of the link ended it.
+enum Failure {
+    /// Connection, protocol, infrastructure error there.
+    Infrastructure(String),
+    Refused(Refusal),
+    /// An error that the query itself causes.
+    Data(Box<RemoteError>),
+}
+
+impl From<NetError> for Failure {
+    fn from(error: NetError) -> Self {
+        Failure::Infrastructure(error.to_string())
+    }
+}
+
+pub struct Link {
+    /// Index of the replica among the participants.
+    pub replica: u16,
+    /// Number of the process for the task states.
+    pub process: u16,
+    pub phase: Phase,
+    pub outcome: Outcome,
+    lease: Option<LeaseId>,
+    /// The connection comes from the session's pool.
+    reused: bool,
+    /// End of the time that the present phase may take, or of the silence that is tolerated.
+    deadline: u64,
+    wants_write: bool,
+    outstanding: VecDeque<(u32, Task)>,
+    pub tasks_taken: u32,
+    /// Rows whose end marker has not come.
+    pending: HeldRows,
+    /// Rows that may be passed on.
+    pub ready: HeldRows,
+    pub rows: u64,
+    pub bytes: u64,
+    pub replay_wait_us: u64,
+    pub report: Option<Box<FragmentReport>>,
+    pub data_error: Option<Box<RemoteError>>,
+}
+
+impl Link {
+    /// A link over a connection that is still being made, or one from the pool.
+    pub fn new(replica: u16, process: u16, lease: LeaseId, reused: bool, deadline: u64) -> Self {
+        Link::with_lease(replica, process, Some(lease), reused, deadline)
+    }
+
+    fn with_lease(
+        replica: u16,
+        process: u16,
+        lease: Option<LeaseId>,
+        reused: bool,
+        deadline: u64,
+    ) -> Self {
+        Link {
+            replica,
+            process,
+            phase: Phase::Connecting,
+            outcome: Outcome::Running,
+            lease,
+            reused,
+            deadline,
+            wants_write: true,
+            outstanding: VecDeque::new(),
+            tasks_taken: 0,
+            pending: HeldRows::default(),
+            ready: HeldRows::default(),
+            rows: 0,
+            bytes: 0,
+            replay_wait_us: 0,
+            report: None,
+            data_error: None,
+        }
+    }
+
+    /// A link that could not even be started.
+    pub fn unavailable(replica: u16, process: u16, why: String) -> Self {
+        Link {
+            phase: Phase::Closed,
+            outcome: Outcome::Unavailable(why),
+            ..Link::with_lease(replica, process, None, false, 0)
+        }
+    }
+
+    /// May it still contribute rows?
+    pub fn is_live(&self) -> bool {
+        !matches!(self.phase, Phase::Ending | Phase::Closed)
+    }
+
+    /// Holds nothing that anybody waits for, as long as no granule is unassigned.
+    pub fn is_dispensable(&self) -> bool {
+        self.tasks_taken == 0
+    }
+
+    /// Has announced itself.
+    pub fn has_announced(&self) -> bool {
+        matches!(self.phase, Phase::Working | Phase::Ending)
+    }
+
+    /// Socket to wait for, and whether for writing too.
+    pub fn interest(&self) -> Option<(i32, bool)> {
+        if self.phase == Phase::Closed || self.is_throttled() {
+            return None;
+        }
+        let connection = pool::get(self.lease?)?;
+        Some((connection.socket(), self.wants_write))
+    }
+
+    /// Enough rows wait for the consumer: leave the rest in the socket.
+    fn is_throttled(&self) -> bool {
+        self.phase == Phase::Working && self.ready.memory_bytes() > READY_BYTES_MAX
+    }
+
+    /// Time of the next deadline.
+    pub fn deadline(&self) -> Option<u64> {
+        (self.phase != Phase::Closed && !self.is_throttled() && self.deadline != 0)
+            .then_some(self.deadline)
+    }
+
+    /// Does whatever can be done without waiting. Answers whether anything happened.
+    pub fn service(&mut self, shared: &mut Shared) -> bool {
+        if self.phase == Phase::Closed || self.is_throttled() {
+            return false;
+        }
+        let before = (self.phase, self.rows, self.tasks_taken, self.outstanding.len());
+        let turn = match self.lease.and_then(pool::get) {
+            Some(mut connection) => {
+                let turn = self.turn(&mut connection, shared);
+                let flushed = connection.flush();
+                turn.and_then(|()| {
+                    self.wants_write = !flushed?;
+                    Ok(())
+                })
+            }
+            None => Err(Failure::Infrastructure("connection was closed".to_owned())),
+        };
+        if let Err(failure) = turn {
+            self.fail(failure, shared);
+        } else if self.phase == Phase::Closed {
+            self.release(shared);
+        } else if self.deadline != 0 && now_micros() > self.deadline {
+            let what = match self.phase {
+                Phase::Connecting => "connection timed out",
+                Phase::Waiting => "replica did not announce itself in time",
+                _ => "replica was silent for too long",
+            };
+            self.fail(Failure::Infrastructure(what.to_owned()), shared);
+        }
+        before != (self.phase, self.rows, self.tasks_taken, self.outstanding.len())
+    }
+
+    fn turn(&mut self, connection: &mut Connection, shared: &mut Shared) -> Result<(), Failure> {
+        if self.phase == Phase::Connecting {
+            if self.reused {
+                self.call(connection, shared)?;
+            } else {
+                match connection.poll_connect() {
+                    ConnectPoll::NeedRead => self.wants_write = false,
+                    ConnectPoll::NeedWrite => self.wants_write = true,
+                    ConnectPoll::Ready => self.call(connection, shared)?,
+                    ConnectPoll::Failed(error) => return Err(error.into()),
+                }
+            }
+            return Ok(());
+        }
+        connection.consume_input()?;
+        loop {
+            match self.phase {
+                Phase::Calling => match connection.next_result() {
+                    ResultRead::Nothing => return Ok(()),
+                    ResultRead::Result(result) if result.status() == ResultStatus::CopyBoth => {
+                        self.phase = Phase::Greeting;
+                    }
+                    ResultRead::Result(result) => return Err(remote(result.error())),
+                    ResultRead::Done => return Err(protocol("CALL ended without an answer")),
+                },
+                Phase::Ending => match connection.next_result() {
+                    ResultRead::Nothing => return Ok(()),
+                    ResultRead::Result(result) => {
+                        if let Some(error) = result.error() {
+                            return Err(remote(Some(error)));
+                        }
+                    }
+                    ResultRead::Done => {
+                        self.phase = Phase::Closed;
+                        return Ok(());
+                    }
+                },
+                Phase::Closed | Phase::Connecting => return Ok(()),
+                Phase::Greeting | Phase::Waiting | Phase::Working => {
+                    if self.is_throttled() {
+                        return Ok(());
+                    }
+                    match connection.copy_data() {
+                        CopyRead::Nothing => return Ok(()),
+                        CopyRead::Message(message) => {
+                            self.deadline = shared.silence_deadline();
+                            self.message(message, connection, shared)?;
+                        }
+                        CopyRead::Ended => return Err(self.early_end(connection)),
+                        CopyRead::Failed(error) => return Err(error.into()),
+                    }
+                }
+            }
+        }
+    }
+
+    fn call(&mut self, connection: &mut Connection, shared: &Shared) -> Result<(), Failure> {
+        connection.send_query(c"CALL parallel_replicas.serve()")?;
+        self.phase = Phase::Calling;
+        self.deadline = shared.silence_deadline();
+        Ok(())
+    }
+
+    /// The replica's direction ended before its last frame: the result says why.
+    fn early_end(&mut self, connection: &mut Connection) -> Failure {
+        match connection.next_result() {
+            ResultRead::Result(result) => remote(result.error()),
+            ResultRead::Nothing | ResultRead::Done => protocol("replica ended the exchange early"),
+        }
+    }
+
+    fn message(
+        &mut self,
+        message: CopyBuffer,
+        connection: &mut Connection,
+        shared: &mut Shared,
+    ) -> Result<(), Failure> {
+        if frame::is_rows(&message) {
+            if self.phase != Phase::Working {
+                return Err(protocol("rows came before the announcement"));
+            }
+            self.bytes += message.len() as u64;
+            self.pending.push(message, shared.memory_limit, shared.context);
+            return Ok(());
+        }
+        let frame: ToCoordinator = frame::decode(&message).map_err(|error| {
+            Failure::Infrastructure(format!("replica sent a damaged frame: {error}"))
+        })?;
+        match (self.phase, frame) {
+            (Phase::Greeting, ToCoordinator::Hello(hello)) => self.greet(hello, connection, shared),
+            (Phase::Greeting | Phase::Waiting, ToCoordinator::Refused(refusal)) => {
+                Err(Failure::Refused(refusal))
+            }
+            (Phase::Waiting, ToCoordinator::Announcement(announcement)) => {
+                self.replay_wait_us = announcement.replay_wait_us;
+                events::add(Event::ReplayWaitMicroseconds, announcement.replay_wait_us);
+                self.phase = Phase::Working;
+                Ok(())
+            }
+            (Phase::Working, ToCoordinator::Request { scan }) => {
+                self.give(scan, connection, shared)
+            }
+            (Phase::Working, ToCoordinator::TaskDone(report)) => {
+                self.task_done(report.scan, report.id, connection, shared)
+            }
+            (Phase::Working, ToCoordinator::FragmentDone(report)) => {
+                self.fragment_done(report, connection, shared)
+            }
+            (Phase::Greeting | Phase::Waiting | Phase::Working, ToCoordinator::Progress) => Ok(()),
+            _ => Err(protocol("replica sent a frame out of turn")),
+        }
+    }
+
+    /// Compares who the two servers are, and proves to the replica who this one is.
+    fn greet(
+        &mut self,
+        hello: Hello,
+        connection: &mut Connection,
+        shared: &Shared,
+    ) -> Result<(), Failure> {
+        let refuse = |reason: &str, detail: String| {
+            Err(Failure::Refused(Refusal { reason: reason.to_owned(), detail }))
+        };
+        if hello.instance_id == shared.instance_id {
+            return refuse("same_server", "the replica is this server itself".to_owned());
+        }
+        if hello.identity != shared.identity {
+            return refuse("identity", identity_difference(&shared.identity, &hello.identity));
+        }
+        let mac = secret::authenticate(&shared.secret, &hello.nonce, &shared.begin)
+            .ok_or_else(|| protocol("secret cannot be used"))?;
+        self.send(&ToReplica::Begin { mac, body: shared.begin.to_vec() }, connection)?;
+        self.phase = Phase::Waiting;
+        self.deadline = shared.announcement_deadline();
+        Ok(())
+    }
+
+    fn send(&mut self, frame: &ToReplica, connection: &mut Connection) -> Result<(), Failure> {
+        let bytes = frame::encode(frame)
+            .map_err(|error| Failure::Infrastructure(format!("frame cannot be sent: {error}")))?;
+        match connection.put_copy_data(&bytes)? {
+            true => Ok(()),
+            false => Err(Failure::Infrastructure("replica does not read".to_owned())),
+        }
+    }
+
+    /// Answers a process that has nothing to do in this scan, and gives it one task ahead.
+    fn give(
+        &mut self,
+        scan: u32,
+        connection: &mut Connection,
+        shared: &Shared,
+    ) -> Result<(), Failure> {
+        let Some(node) = shared.scans.get(scan as usize).copied() else {
+            return Err(protocol("replica asked for an unknown scan"));
+        };
+        let started = now_micros();
+        // SAFETY: the scan's state lives as long as the query.
+        let memory = unsafe { granule_scan::task_memory(node) };
+        if memory.is_null() {
+            return Err(protocol("scan has no tasks"));
+        }
+        loop {
+            let idle = self.outstanding.is_empty();
+            let process = self.process;
+            events::add(Event::NumRequests, 1);
+            // SAFETY: laid out before the links were serviced for the first time.
+            let task = unsafe {
+                tasks::with(memory, |state| {
+                    Ok(if idle {
+                        state.request(process, started)
+                    } else {
+                        state.request_ahead(process, started)
+                    })
+                })
+            };
+            let Some(task) = task else {
+                if idle {
+                    self.send(&ToReplica::Finish { scan }, connection)?;
+                    // Sorting and hashing may take long, and the replica cannot speak then.
+                    self.deadline = 0;
+                }
+                break;
+            };
+            // SAFETY: as above.
+            let (start_block, blocks) = unsafe {
+                task.block_range((*memory).granule_blocks, (*memory).blocks)
+            };
+            self.send(&ToReplica::Task { scan, id: task.id, start_block, blocks }, connection)?;
+            self.outstanding.push_back((scan, task));
+            self.tasks_taken += 1;
+            if !idle {
+                break;
+            }
+        }
+        events::add(Event::HandleRequestMicroseconds, now_micros() - started);
+        Ok(())
+    }
+
+    fn task_done(
+        &mut self,
+        scan: u32,
+        id: u32,
+        connection: &mut Connection,
+        shared: &Shared,
+    ) -> Result<(), Failure> {
+        match self.outstanding.pop_front() {
+            Some((expected, task)) if expected == scan && task.id == id => {
+                // SAFETY: the scan exists, since a task of it was given; its state outlives us.
+                unsafe {
+                    let memory = granule_scan::task_memory(shared.scans[scan as usize]);
+                    let (process, streaming) = (self.process, shared.streaming);
+                    tasks::with(memory, |state| {
+                        state.worked(process, id, now_micros())?;
+                        if streaming { state.deliver(process, task) } else { Ok(()) }
+                    });
+                }
+                if shared.streaming {
+                    self.ready.append(&mut self.pending, shared.memory_limit, shared.context);
+                }
+            }
+            _ => return Err(protocol("replica finished a task that it did not have")),
+        }
+        self.give(scan, connection, shared)
+    }
+
+    fn fragment_done(
+        &mut self,
+        report: Box<FragmentReport>,
+        connection: &mut Connection,
+        shared: &Shared,
+    ) -> Result<(), Failure> {
+        if !self.outstanding.is_empty() || report.stopped {
+            return Err(protocol("replica ended with tasks undone"));
+        }
+        for node in &shared.scans {
+            // SAFETY: the scan's state lives as long as the query.
+            unsafe {
+                let process = self.process;
+                tasks::with(granule_scan::task_memory(*node), |state| state.deliver_all(process));
+            }
+        }
+        self.ready.append(&mut self.pending, shared.memory_limit, shared.context);
+        self.rows = report.rows;
+        events::add(Event::RowsReceived, report.rows);
+        events::add(Event::BytesReceived, self.bytes);
+        self.report = Some(report);
+        self.outcome = Outcome::Done;
+        self.phase = Phase::Ending;
+        connection.put_copy_end()?;
+        Ok(())
+    }
+
+    fn fail(&mut self, failure: Failure, shared: &mut Shared) {
+        let announced = self.has_announced();
+        if self.phase == Phase::Ending {
+            // All was delivered; only the connection is gone.
+            self.close(shared);
+            return;
+        }
+        self.outcome = match failure {
+            Failure::Data(error) => {
+                self.data_error = Some(error);
+                Outcome::Lost("error in a row".to_owned())
+            }
+            Failure::Refused(refusal) => {
+                events::add(Event::RefusedCount, 1);
+                if refusal.reason == "authentication" {
+                    secret::forget();
+                }
+                Outcome::Refused(refusal)
+            }
+            Failure::Infrastructure(why) if announced => {
+                events::add(Event::LostCount, 1);
+                Outcome::Lost(why)
+            }
+            Failure::Infrastructure(why) => Outcome::Unavailable(why),
+        };
+        self.close(shared);
+    }
+
+    /// Gives back whatever was not delivered and lets go of the connection.
+    fn close(&mut self, shared: &mut Shared) {
+        if self.phase != Phase::Ending {
+            for node in &shared.scans {
+                // SAFETY: the scan's state lives as long as the query.
+                let memory = unsafe { granule_scan::task_memory(*node) };
+                if !memory.is_null() {
+                    let process = self.process;
+                    // SAFETY: as above.
+                    let lost = unsafe { tasks::with(memory, |state| state.lose(process)) };
+                    events::add(Event::RetriedMarks, u64::from(lost));
+                }
+            }
+            self.pending.clear();
+            self.outstanding.clear();
+        }
+        self.phase = Phase::Closed;
+        if let Some(lease) = self.lease.take() {
+            pool::release(lease, false, shared.pool_limits);
+        }
+    }
+
+    /// The CALL has ended in order: the connection can serve again.
+    fn release(&mut self, shared: &Shared) {
+        if let Some(lease) = self.lease.take() {
+            pool::release(lease, true, shared.pool_limits);
+        }
+    }
+
+    /// Nothing more is wanted from it: unless it has delivered everything, the connection is closed.
+    pub fn stop(&mut self, shared: &mut Shared) {
+        if !self.is_live() {
+            return;
+        }
+        if self.outcome == Outcome::Running {
+            self.outcome = Outcome::Unused;
+        }
+        self.close(shared);
+    }
+}
+
+impl Link {
+    /// Lets go of the connection, whatever state it is in, and of all rows.
+    pub fn abandon(&mut self, shared: &mut Shared) {
+        if self.phase != Phase::Closed {
+            self.close(shared);
+        }
+        self.ready.clear();
+        self.pending.clear();
+    }
+}
+
+/// Rows that wait for the consumer, per link, before reading stops.
+const READY_BYTES_MAX: usize = 4 << 20;
+
+fn protocol(what: &str) -> Failure {
+    Failure::Infrastructure(what.to_owned())
+}
+
+/// Sorts a replica's error: is it the rows' fault, or the server's?
+fn remote(error: Option<RemoteError>) -> Failure {
+    match error {
+        Some(error) if is_data_error(&error) => Failure::Data(Box::new(error)),
+        Some(error) => Failure::Infrastructure(format!(
+            "{} (SQLSTATE {})",
+            error.primary,
+            error.sqlstate.as_str()
+        )),
+        None => protocol("replica gave an unexpected answer"),
+    }
+}
+
+/// Errors that executing the same rows here would raise too. Everything else costs the replica its
+/// part and the query nothing: should the error be the query's after all, doing the work again
+/// raises it here.
+fn is_data_error(error: &RemoteError) -> bool {
+    matches!(error.sqlstate.class(), b"21" | b"22" | b"23")
+}
+
+fn identity_difference(
+    ours: &parallel_replicas_core::frame::Identity,
+    theirs: &parallel_replicas_core::frame::Identity,
+) -> String {
+    if ours.system_identifier != theirs.system_identifier {
+        "the servers do not belong to the same physical cluster".to_owned()
+    } else if ours.server_version != theirs.server_version {
+        format!("server version {} against {}", theirs.server_version, ours.server_version)
+    } else if ours.build_id != theirs.build_id || ours.protocol_version != theirs.protocol_version {
+        format!("extension build {} against {}", theirs.build_id, ours.build_id)
+    } else {
+        "database or block size differs".to_owned()
+    }
+}

@@ -1,0 +1,16 @@
+//! The executor's side: GranuleScan, ParallelReplicas, and the dispatch loop of the coordinator.
+//!
+//! Policy (who reads which granule) is the core's; this room carries it out.
+
+pub mod dispatch;
+pub mod explain;
+mod fold;
+pub mod granule_scan;
+mod held_rows;
+mod link;
+mod local;
+mod merge;
+pub mod parallel_replicas;
+pub mod shipment;
+mod state;
+mod tasks;

@@ -1,0 +1,692 @@
+//! ParallelReplicas: the node that stands where PostgreSQL put a Gather or Gather Merge.
+//!
+//! At its first execution it decides whether replicas can take part, starts links, then local
+//! workers, and from then on passes rows on as they come: from the workers' tuple queues, from
+//! links, and from the leader's own execution of the fragment, which happens if no local worker
+//! could be started and whenever a lost replica left granules that nobody else will read. Without
+//! replicas it is a Gather.
+//!
+//! Functions that call the executor are unguarded (see `pg::ffi`): nothing with a destructor lives
+//! in them. What needs Rust values with destructors is in guarded functions of its own.
+
+#![allow(ffi_unwind_calls)]
+
+use super::dispatch::Dispatch;
+use super::state::{LEADER, Next, SERVICE_INTERVAL, State};
+use super::tasks::{LOCAL_REPLICA, Participants};
+use super::{explain, granule_scan, local, merge, shipment};
+use crate::pg::{executor, ffi, plan, wait};
+use crate::plan::hook::cannot_use_replicas;
+use crate::plan::private::{ParallelReplicasPrivate, from_list};
+use crate::shm::events::{self, Event};
+use parallel_replicas_core::frame;
+use pgrx::pg_sys;
+use std::ffi::{CStr, c_int, c_void};
+
+/// State of the node.
+#[repr(C)]
+pub struct ParallelReplicasState {
+    pub css: pg_sys::CustomScanState,
+    /// Dropped with the query's memory context.
+    pub state: *mut State,
+    pub funnel: *mut pg_sys::TupleTableSlot,
+}
+
+struct ScanMethods(pg_sys::CustomScanMethods);
+struct ExecMethods(pg_sys::CustomExecMethods);
+
+// SAFETY: read only, pointers to static data.
+unsafe impl Sync for ScanMethods {}
+// SAFETY: as above.
+unsafe impl Sync for ExecMethods {}
+
+const NAME: &CStr = c"ParallelReplicas";
+
+static SCAN_METHODS: ScanMethods = ScanMethods(pg_sys::CustomScanMethods {
+    CustomName: NAME.as_ptr(),
+    CreateCustomScanState: Some(create_custom_scan_state),
+});
+
+static EXEC_METHODS: ExecMethods = ExecMethods(pg_sys::CustomExecMethods {
+    CustomName: NAME.as_ptr(),
+    BeginCustomScan: Some(begin_custom_scan),
+    ExecCustomScan: Some(exec_custom_scan),
+    EndCustomScan: Some(end_custom_scan),
+    ReScanCustomScan: Some(rescan_custom_scan),
+    MarkPosCustomScan: None,
+    RestrPosCustomScan: None,
+    EstimateDSMCustomScan: None,
+    InitializeDSMCustomScan: None,
+    ReInitializeDSMCustomScan: None,
+    InitializeWorkerCustomScan: None,
+    ShutdownCustomScan: Some(shutdown_custom_scan),
+    ExplainCustomScan: Some(explain_custom_scan),
+});
+
+/// Tells PostgreSQL the node's name.
+pub fn init() {
+    // SAFETY: static data; once, from the library's initialisation.
+    unsafe { pg_sys::RegisterCustomScanMethods(&SCAN_METHODS.0) };
+}
+
+pub fn scan_methods() -> *const pg_sys::CustomScanMethods {
+    &SCAN_METHODS.0
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn create_custom_scan_state(
+    scan: *mut pg_sys::CustomScan,
+) -> *mut pg_sys::Node {
+    // SAFETY: zeroed memory is a valid state; the tag and methods are what PostgreSQL wants set.
+    unsafe {
+        let Some(private) = from_list::<ParallelReplicasPrivate>((*scan).custom_private) else {
+            crate::error::internal("ParallelReplicas has no private data");
+        };
+        let node =
+            pg_sys::palloc0(size_of::<ParallelReplicasState>()).cast::<ParallelReplicasState>();
+        (*node).css.ss.ps.type_ = pg_sys::NodeTag::T_CustomScanState;
+        (*node).css.methods = &EXEC_METHODS.0;
+        (*node).state = Box::into_raw(Box::new(State::new(private)));
+        let callback = pg_sys::palloc0(size_of::<pg_sys::MemoryContextCallback>())
+            .cast::<pg_sys::MemoryContextCallback>();
+        (*callback).func = Some(drop_state);
+        (*callback).arg = (*node).state.cast();
+        pg_sys::MemoryContextRegisterResetCallback(pg_sys::CurrentMemoryContext, callback);
+        node.cast()
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn drop_state(state: *mut c_void) {
+    // SAFETY: made by Box::into_raw, and the context calls back once. Temporary files that the rows
+    // still refer to belong to PostgreSQL; `State` does not touch them when dropped.
+    drop(unsafe { Box::from_raw(state.cast::<State>()) });
+}
+
+/// As ExecInitGather: the slot type of what comes out is not fixed, because rows come from tuple
+/// queues, links and the leader's own plan.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn begin_custom_scan(
+    css: *mut pg_sys::CustomScanState,
+    estate: *mut pg_sys::EState,
+    eflags: c_int,
+) {
+    // SAFETY: PostgreSQL's own arguments. nodeCustom.c has built a projection for a scan tuple that
+    // this node does not have; it is replaced here.
+    unsafe {
+        let node = css.cast::<ParallelReplicasState>();
+        let ps = &raw mut (*css).ss.ps;
+        let fragment = pg_sys::ExecInitNode((*(*ps).plan).lefttree, estate, eflags);
+        (*ps).lefttree = fragment;
+        let descriptor = pg_sys::ExecGetResultType(fragment);
+        (*ps).outeropsset = true;
+        (*ps).outeropsfixed = false;
+        (*ps).ps_ProjInfo = std::ptr::null_mut();
+        pg_sys::ExecConditionalAssignProjectionInfo(ps, descriptor, pg_sys::OUTER_VAR as i32);
+        if (*ps).ps_ProjInfo.is_null() {
+            (*ps).resultopsset = true;
+            (*ps).resultopsfixed = false;
+        }
+        (*node).funnel =
+            pg_sys::ExecInitExtraTupleSlot(estate, descriptor, &pg_sys::TTSOpsMinimalTuple);
+        (*ps).ExecProcNode = Some(exec_parallel_replicas);
+        let state = &mut *(*node).state;
+        collect_scans(fragment, &mut state.scans);
+        for (index, scan) in state.scans.iter().enumerate() {
+            (**scan).scan_index = index as u32;
+        }
+    }
+}
+
+/// The granule scans of a fragment, in the order in which both sides number them.
+///
+/// # Safety
+/// `fragment` is an initialised plan state.
+pub unsafe fn collect_scans(
+    fragment: *mut pg_sys::PlanState,
+    scans: &mut Vec<*mut granule_scan::GranuleScanState>,
+) {
+    #[pgrx::pg_guard]
+    unsafe extern "C-unwind" fn walker(ps: *mut pg_sys::PlanState, context: *mut c_void) -> bool {
+        if ps.is_null() {
+            return false;
+        }
+        // SAFETY: `context` is the vector below; the walker only visits valid states.
+        unsafe {
+            if let Some(scan) = granule_scan::from_plan_state(ps) {
+                (*context.cast::<Vec<*mut granule_scan::GranuleScanState>>()).push(scan);
+            }
+            ffi::guarded::planstate_tree_walker(ps, Some(walker), context)
+        }
+    }
+    // SAFETY: as the caller says.
+    unsafe { walker(fragment, std::ptr::from_mut(scans).cast()) };
+}
+
+/// Never reached: `begin_custom_scan` sets a function of its own.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn exec_custom_scan(
+    css: *mut pg_sys::CustomScanState,
+) -> *mut pg_sys::TupleTableSlot {
+    // SAFETY: the state is ours.
+    unsafe { exec_parallel_replicas(&raw mut (*css).ss.ps) }
+}
+
+/// Unguarded; see the module comment.
+unsafe extern "C-unwind" fn exec_parallel_replicas(
+    ps: *mut pg_sys::PlanState,
+) -> *mut pg_sys::TupleTableSlot {
+    // SAFETY: the state is ours.
+    unsafe {
+        let node = ps.cast::<ParallelReplicasState>();
+        ffi::check_for_interrupts();
+        if !(*(*node).state).started {
+            start(node);
+        }
+        let context = (*ps).ps_ExprContext;
+        executor::reset_expr_context(context);
+        let slot = if (*(*node).state).is_ordered() {
+            merge::next(node)
+        } else {
+            next_row(node)
+        };
+        if executor::is_null(slot) {
+            return std::ptr::null_mut();
+        }
+        if (*ps).ps_ProjInfo.is_null() {
+            return slot;
+        }
+        (*context).ecxt_outertuple = slot;
+        executor::project((*ps).ps_ProjInfo)
+    }
+}
+
+/// First execution: decides who takes part, and sets them to work.
+///
+/// # Safety
+/// The state is ours.
+unsafe fn start(node: *mut ParallelReplicasState) {
+    // SAFETY: as the caller says. Unguarded calls and guarded functions alternate; nothing with a
+    // destructor lives here.
+    unsafe {
+        let state = (*node).state;
+        let ps = &raw mut (*node).css.ss.ps;
+        let fragment = (*ps).lefttree;
+        let estate = (*ps).state;
+        if decide(node) {
+            // May run the InitPlans, whose errors are the query's.
+            ffi::ExecEvalParamExecParams(plan::bitmapset(&(*state).private.init_params), estate);
+            dispatch(node);
+        }
+        let workers = (*state).workers_planned;
+        if workers > 0 && (*estate).es_use_parallel_mode {
+            local::launch(state, fragment, workers);
+        } else {
+            (*state).workers_launched = 0;
+        }
+        lay_out(node);
+        (*state).started = true;
+    }
+}
+
+/// Fixes the participants. False if this server executes the fragment alone.
+///
+/// # Safety
+/// The state is ours.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
+    // SAFETY: as the caller says.
+    unsafe {
+        let state = &mut *(*node).state;
+        let ps = &raw mut (*node).css.ss.ps;
+        let estate = (*ps).state;
+        let first = state.participants.processes.is_empty();
+        // Once a parallel context exists, its memory is sized for these participants.
+        if first || state.refused.is_none() {
+            state.refused = shipment::check(estate).err();
+        }
+        if let Some(why) = &state.refused {
+            if state.private.force {
+                cannot_use_replicas(why);
+            }
+            if first {
+                events::add(Event::LocalFallbackCount, 1);
+                state.workers_planned = local_workers_without_replicas(state);
+                state.participants = Participants::local(state.workers_planned as usize);
+            }
+        } else if first {
+            state.workers_planned =
+                if state.private.local_plan { state.private.local_workers } else { 0 };
+            state.participants = participants(state);
+        }
+        for scan in &state.scans {
+            granule_scan::manage(*scan, &state.participants);
+            granule_scan::call_between_tasks(*scan, between_tasks, node.cast());
+        }
+        state.refused.is_none()
+    }
+}
+
+/// Workers for a fragment that replicas were meant to help with: as many as PostgreSQL would take.
+fn local_workers_without_replicas(state: &State) -> i32 {
+    // SAFETY: plain setting.
+    let limit = unsafe { pg_sys::max_parallel_workers_per_gather };
+    state.private.local_workers.max(i32::from(!state.private.local_plan)).min(limit)
+}
+
+fn participants(state: &State) -> Participants {
+    let private = &state.private;
+    let mut participants = Participants::default();
+    if private.local_plan {
+        participants.replicas.push((LOCAL_REPLICA.to_owned(), 1));
+    }
+    let first_replica = participants.replicas.len() as u16;
+    // Leader and local workers. Without a local plan only the leader, for what nobody else does.
+    participants.processes = vec![0; 1 + state.workers_planned as usize];
+    for (index, planned) in private.replicas.iter().enumerate() {
+        participants.replicas.push((planned.name.clone(), planned.weight));
+        for _ in 0..private.links_per_replica {
+            participants.processes.push(first_replica + index as u16);
+        }
+    }
+    participants
+}
+
+/// Opens the links.
+///
+/// # Safety
+/// The state is ours, and may use replicas.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn dispatch(node: *mut ParallelReplicasState) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let state = &mut *(*node).state;
+        let ps = &raw mut (*node).css.ss.ps;
+        let estate = (*ps).state;
+        let mut query_id = [0_u8; 16];
+        pg_sys::pg_strong_random(query_id.as_mut_ptr().cast(), query_id.len());
+        let begin =
+            match shipment::begin(&state.private, (*(*ps).plan).lefttree, estate, query_id) {
+                Ok(begin) => begin,
+                Err(why) => {
+                    if state.private.force {
+                        cannot_use_replicas(&why);
+                    }
+                    events::add(Event::LocalFallbackCount, 1);
+                    state.refused = Some(why);
+                    return;
+                }
+            };
+        let body = match frame::encode_body(&begin) {
+            Ok(body) => body,
+            Err(error) => crate::error::internal(format!("plan cannot be shipped: {error}")),
+        };
+        events::add(Event::QueryCount, 1);
+        state.dispatch = Some(Dispatch::start(
+            &state.private.replicas,
+            state.private.links_per_replica as usize,
+            u16::from(state.private.local_plan),
+            1 + state.workers_planned as u16,
+            body,
+            state.scans.clone(),
+            state.private.streaming,
+            (*estate).es_query_cxt,
+        ));
+    }
+}
+
+/// Lays out tasks where no shared memory holds them, and decides about the leader.
+///
+/// # Safety
+/// The state is ours.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn lay_out(node: *mut ParallelReplicasState) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let state = &mut *(*node).state;
+        if state.pei.is_null() {
+            for scan in &state.scans {
+                granule_scan::init_private_tasks(*scan);
+            }
+        }
+        state.take_readers();
+        state.leading = state.workers_launched == 0
+            && (state.dispatch.is_none() || state.private.local_plan);
+        state.until_service = 0;
+    }
+}
+
+/// The next row in any order; null at the end.
+///
+/// # Safety
+/// The state is ours and started.
+unsafe fn next_row(node: *mut ParallelReplicasState) -> *mut pg_sys::TupleTableSlot {
+    // SAFETY: as the caller says; nothing with a destructor lives here.
+    unsafe {
+        let state = (*node).state;
+        loop {
+            ffi::check_for_interrupts();
+            if (*state).finished {
+                return std::ptr::null_mut();
+            }
+            if (*state).until_service == 0 {
+                service(node);
+                (*state).until_service = SERVICE_INTERVAL;
+            }
+            let mut tuple = std::ptr::null_mut();
+            if (*state).active_readers() > 0 {
+                tuple = local::next(state);
+                if tuple.is_null() && (*state).active_readers() == 0 {
+                    workers_done(node);
+                }
+            }
+            if tuple.is_null() && (*state).dispatch.is_some() {
+                tuple = next_link_row(node);
+            }
+            if !tuple.is_null() {
+                (*state).until_service -= 1;
+                return ffi::exec_store_minimal_tuple(tuple, (*node).funnel, false);
+            }
+            if service(node) {
+                continue;
+            }
+            match next_step(node) {
+                Next::Lead => {
+                    let slot = lead(node);
+                    if !executor::is_null(slot) {
+                        (*state).until_service -= 1;
+                        return slot;
+                    }
+                }
+                Next::Wait => wait_for_events(node),
+                Next::Finished => finish(node),
+            }
+        }
+    }
+}
+
+/// Executes the fragment in the leader for one row. At the end of a round all that the leader held
+/// is delivered; it may be called again for another round.
+///
+/// # Safety
+/// The state is ours.
+pub unsafe fn lead(node: *mut ParallelReplicasState) -> *mut pg_sys::TupleTableSlot {
+    // SAFETY: as the caller says; nothing with a destructor lives here.
+    unsafe {
+        let state = (*node).state;
+        let fragment = (*node).css.ss.ps.lefttree;
+        let estate = (*node).css.ss.ps.state;
+        if !(*state).leading {
+            if (*state).has_led {
+                ffi::exec_re_scan(fragment);
+            }
+            (*state).leading = true;
+        }
+        (*state).has_led = true;
+        (*estate).es_query_dsa =
+            if (*state).pei.is_null() { std::ptr::null_mut() } else { (*(*state).pei).area };
+        let slot = ffi::exec_proc_node(fragment);
+        (*estate).es_query_dsa = std::ptr::null_mut();
+        if executor::is_null(slot) {
+            (*state).leading = false;
+            leader_done(node);
+        }
+        slot
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn leader_done(node: *mut ParallelReplicasState) {
+    // SAFETY: the state is ours.
+    unsafe { (*(*node).state).deliver_local(LEADER..LEADER + 1) };
+}
+
+/// All tuple queues have ended: waits for the workers, and counts what they read.
+///
+/// # Safety
+/// The state is ours.
+pub unsafe fn workers_done(node: *mut ParallelReplicasState) {
+    // SAFETY: as the caller says; nothing with a destructor lives here.
+    unsafe {
+        local::finish((*node).state);
+        workers_delivered(node);
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn workers_delivered(node: *mut ParallelReplicasState) {
+    // SAFETY: the state is ours.
+    unsafe {
+        let state = &*(*node).state;
+        state.deliver_local(1..1 + state.workers_launched as u16);
+    }
+}
+
+/// Serves the links; raises a replica's data error. Answers whether anything happened.
+///
+/// # Safety
+/// The state is ours.
+#[pgrx::pg_guard]
+pub unsafe extern "C-unwind" fn service(node: *mut ParallelReplicasState) -> bool {
+    // SAFETY: as the caller says.
+    unsafe {
+        let Some(dispatch) = &mut (*(*node).state).dispatch else { return false };
+        let progress = dispatch.service();
+        if let Some(error) = dispatch.take_data_error() {
+            raise_remote(&error);
+        }
+        progress
+    }
+}
+
+/// Called by the leader's granule scans before each task.
+unsafe fn between_tasks(context: *mut c_void) {
+    // SAFETY: `context` is the node that set this hook.
+    unsafe { service(context.cast()) };
+}
+
+/// A row error of a replica, as if it had happened here.
+fn raise_remote(error: &crate::net::RemoteError) -> ! {
+    let mut report = pg_sys::panic::ErrorReport::new(
+        error.sqlstate.to_code(),
+        error.primary.clone(),
+        "parallel_replicas",
+    );
+    if let Some(detail) = &error.detail {
+        report = report.set_detail(detail.clone());
+    }
+    if let Some(hint) = &error.hint {
+        report = report.set_hint(hint.clone());
+    }
+    report.report(pgrx::PgLogLevel::ERROR);
+    unreachable!("an ERROR does not return");
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn next_link_row(
+    node: *mut ParallelReplicasState,
+) -> *mut pg_sys::MinimalTupleData {
+    // SAFETY: the state is ours.
+    unsafe {
+        let Some(dispatch) = &mut (*(*node).state).dispatch else {
+            return std::ptr::null_mut();
+        };
+        for link in &mut dispatch.links {
+            if link.ready.is_empty() {
+                continue;
+            }
+            if let Some(tuple) = link_row(&mut link.ready) {
+                return tuple;
+            }
+        }
+        std::ptr::null_mut()
+    }
+}
+
+/// The next of held rows. Rows whose end marker has come are whole, or the replica is broken in a
+/// way that it cannot be excluded from any more.
+pub fn link_row(
+    rows: &mut super::held_rows::HeldRows,
+) -> Option<*mut pg_sys::MinimalTupleData> {
+    match rows.next() {
+        Ok(row) => row,
+        Err(_) => crate::error::raise(
+            pgrx::PgSqlErrorCode::ERRCODE_PROTOCOL_VIOLATION,
+            "replica sent a damaged row",
+            "",
+            "Check the replica's hardware and software; leave it out with DROP SERVER.",
+        ),
+    }
+}
+
+#[pgrx::pg_guard]
+pub unsafe extern "C-unwind" fn next_step(node: *mut ParallelReplicasState) -> Next {
+    // SAFETY: the state is ours.
+    unsafe {
+        let state = &*(*node).state;
+        state.next_step(state.active_readers() > 0)
+    }
+}
+
+/// Waits until a worker, a link or an interrupt has something.
+#[pgrx::pg_guard]
+pub unsafe extern "C-unwind" fn wait_for_events(node: *mut ParallelReplicasState) {
+    // SAFETY: the state is ours.
+    unsafe {
+        let state = &*(*node).state;
+        match &state.dispatch {
+            Some(dispatch) => wait::latch_or_sockets(
+                &dispatch.interests(),
+                dispatch.timeout_ms(),
+                pg_sys::WaitEventIPC::WAIT_EVENT_EXECUTE_GATHER,
+            ),
+            None => wait::latch_or_sockets(
+                &[],
+                60_000,
+                pg_sys::WaitEventIPC::WAIT_EVENT_EXECUTE_GATHER,
+            ),
+        }
+    }
+}
+
+/// All rows have been passed on: checks that every granule was counted once, and lets go of links.
+#[pgrx::pg_guard]
+pub unsafe extern "C-unwind" fn finish(node: *mut ParallelReplicasState) {
+    // SAFETY: the state is ours.
+    unsafe {
+        let state = &mut *(*node).state;
+        state.verify();
+        state.finished = true;
+        stop_links(node);
+    }
+}
+
+/// # Safety
+/// The state is ours.
+unsafe fn stop_links(node: *mut ParallelReplicasState) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let state = &mut *(*node).state;
+        let Some(dispatch) = &mut state.dispatch else {
+            if state.started && state.summary.is_none() {
+                state.summarise();
+            }
+            return;
+        };
+        dispatch.stop();
+        dispatch.count_events(state.private.available);
+        let instrumented = (*(*node).css.ss.ps.state).es_instrument != 0;
+        state.summarise();
+        if let Some(summary) = &state.summary {
+            let all = summary.replicas.iter().map(|replica| &replica.counters);
+            for counters in all.chain([&summary.local]) {
+                events::add(Event::ReadAssignedMarks, u64::from(counters.own));
+                events::add(Event::ReadAssignedForStealingMarks, u64::from(counters.by_hash));
+                events::add(Event::ReadUnassignedMarks, u64::from(counters.rest));
+            }
+        }
+        if let Some(dispatch) = state.dispatch.take() {
+            for link in &dispatch.links {
+                if let Some(report) = &link.report {
+                    explain::add_report((*node).css.ss.ps.lefttree, report, instrumented);
+                }
+            }
+        }
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn stop_links_guarded(node: *mut ParallelReplicasState) {
+    // SAFETY: the state is ours.
+    unsafe {
+        stop_links(node);
+        (*(*node).state).merge = None;
+    }
+}
+
+/// Stops everybody; called at the end of the query, or when it needs no more rows.
+unsafe extern "C-unwind" fn shutdown_custom_scan(css: *mut pg_sys::CustomScanState) {
+    // SAFETY: the state is ours; nothing with a destructor lives here.
+    unsafe {
+        let node = css.cast::<ParallelReplicasState>();
+        let state = (*node).state;
+        stop_links_guarded(node);
+        local::finish(state);
+        forget_shared_tasks(node);
+        local::cleanup(state);
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn forget_shared_tasks(node: *mut ParallelReplicasState) {
+    // SAFETY: the state is ours.
+    unsafe {
+        let state = &mut *(*node).state;
+        if !state.pei.is_null() {
+            for scan in &state.scans {
+                granule_scan::forget_shared_tasks(*scan);
+            }
+        }
+    }
+}
+
+unsafe extern "C-unwind" fn end_custom_scan(css: *mut pg_sys::CustomScanState) {
+    // SAFETY: the state is ours; nothing with a destructor lives here.
+    unsafe {
+        ffi::exec_end_node((*css).ss.ps.lefttree);
+        shutdown_custom_scan(css);
+    }
+}
+
+/// As ExecReScanGather: workers and links end, everything starts anew at the next execution.
+unsafe extern "C-unwind" fn rescan_custom_scan(css: *mut pg_sys::CustomScanState) {
+    // SAFETY: the state is ours; nothing with a destructor lives here.
+    unsafe {
+        let node = css.cast::<ParallelReplicasState>();
+        let state = (*node).state;
+        stop_links_guarded(node);
+        local::finish(state);
+        let fragment = (*css).ss.ps.lefttree;
+        (*state).started = false;
+        (*state).finished = false;
+        (*state).leading = false;
+        (*state).has_led = false;
+        let param = (*state).private.rescan_param;
+        if param >= 0 {
+            (*fragment).chgParam = pg_sys::bms_add_member((*fragment).chgParam, param);
+        }
+        if (*fragment).chgParam.is_null() {
+            ffi::exec_re_scan(fragment);
+        }
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn explain_custom_scan(
+    css: *mut pg_sys::CustomScanState,
+    ancestors: *mut pg_sys::List,
+    es: *mut pg_sys::ExplainState,
+) {
+    // SAFETY: PostgreSQL's own arguments.
+    unsafe { explain::parallel_replicas(css.cast(), ancestors, es) }
+}

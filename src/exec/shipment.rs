@@ -1,0 +1,323 @@
+//! What the coordinator ships: the guards of its side, snapshot, WAL position, plan, parameters.
+//!
+//! Made when the node is first executed, not when it is planned, because a plan may be executed
+//! much later and more than once. The order is part of the proof that the answer is exact: locks
+//! are held from planning on, the snapshot is active and registered, blocks are counted, and only
+//! then is the WAL position read and flushed.
+
+use super::fold;
+use crate::pg::{collation, ffi, guc, plan, proc, timezone};
+use crate::plan::private::{ParallelReplicasPrivate, Refused};
+use crate::settings;
+use parallel_replicas_core::frame::{
+    Begin, CollationIdentity, ExecParameter, Identity, PROTOCOL_VERSION, RelationIdentity,
+};
+use parallel_replicas_core::reason::Reason;
+use parallel_replicas_core::snapshot::WireSnapshot;
+use pgrx::pg_sys;
+use std::ffi::CStr;
+
+/// Settings that expressions or the executor read.
+pub const SHIPPED_SETTINGS: &[&CStr] = &[
+    c"TimeZone",
+    c"timezone_abbreviations",
+    c"DateStyle",
+    c"IntervalStyle",
+    c"extra_float_digits",
+    c"bytea_output",
+    c"xmlbinary",
+    c"xmloption",
+    c"lc_monetary",
+    c"lc_numeric",
+    c"lc_time",
+    c"default_text_search_config",
+    c"search_path",
+    c"quote_all_identifiers",
+    c"array_nulls",
+    c"work_mem",
+    c"hash_mem_multiplier",
+];
+
+/// Most transaction ids between xmin and xmax for which an overflowed snapshot is completed by
+/// asking pg_subtrans; about 0.1 us each when cached.
+const MAX_EXPANDED_XIDS: u32 = 1_000_000;
+
+/// Who this server is.
+pub fn identity() -> Identity {
+    Identity {
+        protocol_version: PROTOCOL_VERSION,
+        build_id: env!("PARALLEL_REPLICAS_BUILD_ID").to_owned(),
+        server_version: proc::server_version(),
+        // SAFETY: reads the control file's copy in shared memory.
+        system_identifier: unsafe { pg_sys::GetSystemIdentifier() },
+        // SAFETY: plain global.
+        database: unsafe { pg_sys::MyDatabaseId }.to_u32(),
+        block_bytes: pg_sys::BLCKSZ,
+    }
+}
+
+/// Checks everything that must hold on the coordinator before anything is shipped.
+///
+/// # Safety
+/// `estate` is the executor state of a running query.
+pub unsafe fn check(estate: *mut pg_sys::EState) -> Result<(), Refused> {
+    let refuse = |reason| Err(Refused::new(reason, ""));
+    // SAFETY: as the caller says; the rest are plain globals and shared-memory reads.
+    unsafe {
+        if pg_sys::RecoveryInProgress() {
+            return refuse(Reason::InRecovery);
+        }
+        if proc::own_xid().is_some() {
+            return refuse(Reason::OwnXid);
+        }
+        if pg_sys::XactIsoLevel == pg_sys::XACT_SERIALIZABLE as i32 {
+            return refuse(Reason::Serializable);
+        }
+        if pg_sys::old_snapshot_threshold >= 0 {
+            return refuse(Reason::OldSnapshotThreshold);
+        }
+        let snapshot = (*estate).es_snapshot;
+        if snapshot.is_null()
+            || (*snapshot).snapshot_type != pg_sys::SnapshotType::SNAPSHOT_MVCC
+            || (*snapshot).takenDuringRecovery
+        {
+            return refuse(Reason::NotMvccSnapshot);
+        }
+        if !(*estate).es_use_parallel_mode {
+            return refuse(Reason::NotParallelMode);
+        }
+    }
+    Ok(())
+}
+
+/// The query's snapshot with every transaction in progress named.
+///
+/// # Safety
+/// `snapshot` is a registered MVCC snapshot of this session.
+unsafe fn wire_snapshot(snapshot: pg_sys::Snapshot) -> Result<WireSnapshot, Refused> {
+    // SAFETY: as the caller says; the arrays have the lengths that go with them.
+    unsafe {
+        let snapshot = &*snapshot;
+        let list = |xids: *const pg_sys::TransactionId, count: usize| -> Vec<u32> {
+            (0..count).map(|index| (*xids.add(index)).into_inner()).collect()
+        };
+        let mut in_progress = list(snapshot.xip, snapshot.xcnt as usize);
+        let xmin = snapshot.xmin.into_inner();
+        let xmax = snapshot.xmax.into_inner();
+        if snapshot.suboverflowed {
+            expand(&mut in_progress, xmin, xmax)?;
+        } else {
+            in_progress.extend(list(snapshot.subxip, snapshot.subxcnt.max(0) as usize));
+        }
+        let next = pg_sys::ReadNextFullTransactionId().value;
+        let mut epoch = (next >> 32) as u32;
+        if xmax > next as u32 {
+            epoch = epoch.wrapping_sub(1);
+        }
+        let mut wire = WireSnapshot {
+            xmin,
+            xmax,
+            xmax_epoch: epoch,
+            in_progress,
+            own_xid_assigned: proc::own_xid().is_some(),
+            incomplete: false,
+        };
+        wire.normalise();
+        Ok(wire)
+    }
+}
+
+/// Adds the sub-transactions that the snapshot had no room for: every id between xmin and xmax whose
+/// top-level parent is in progress.
+///
+/// # Safety
+/// The snapshot with these bounds is registered, so that pg_subtrans still has its range.
+unsafe fn expand(in_progress: &mut Vec<u32>, xmin: u32, xmax: u32) -> Result<(), Refused> {
+    let span = xmax.wrapping_sub(xmin);
+    if span > MAX_EXPANDED_XIDS {
+        return Err(Refused::new(Reason::SubtransactionOverflow, ""));
+    }
+    let known: std::collections::HashSet<u32> = in_progress.iter().copied().collect();
+    for offset in 0..span {
+        let xid = xmin.wrapping_add(offset);
+        if xid < parallel_replicas_core::snapshot::FIRST_NORMAL_XID || known.contains(&xid) {
+            continue;
+        }
+        // SAFETY: as the caller says.
+        let top = unsafe {
+            pg_sys::SubTransGetTopmostTransaction(pg_sys::TransactionId::from(xid))
+        };
+        if known.contains(&top.into_inner()) {
+            in_progress.push(xid);
+        }
+    }
+    Ok(())
+}
+
+/// Makes the frame that starts work on a replica. InitPlan outputs have been evaluated.
+///
+/// # Safety
+/// `estate` is the state of a running query that passed [`check`]; `fragment` is its plan.
+pub unsafe fn begin(
+    private: &ParallelReplicasPrivate,
+    fragment: *mut pg_sys::Plan,
+    estate: *mut pg_sys::EState,
+    query_id: [u8; 16],
+) -> Result<Begin, Refused> {
+    // SAFETY: as the caller says.
+    unsafe {
+        let snapshot = wire_snapshot((*estate).es_snapshot)?;
+        let lsn = proc::flushed_insert_end();
+        let (mut user, mut security_context) = (pg_sys::InvalidOid, 0);
+        pg_sys::GetUserIdAndSecContext(&mut user, &mut security_context);
+        Ok(Begin {
+            query_id,
+            timeline: pg_sys::GetWALInsertionTimeLine(),
+            lsn,
+            replay_wait_ms: settings::replay_wait_timeout_ms().min(u64::from(u32::MAX)) as u32,
+            snapshot,
+            user: user.to_u32(),
+            security_context,
+            settings: shipped_settings(),
+            time_zone_fingerprint: private.time_zone.then(timezone::fingerprint),
+            collations: collations(&private.collations),
+            relations: private
+                .relations
+                .iter()
+                .map(|(_, oid)| relation_identity(pg_sys::Oid::from(*oid)))
+                .collect(),
+            plan: serialize_plan(private, fragment, estate),
+            parameters: external_parameters(estate),
+            exec_parameters: exec_parameters(private, estate),
+            instrument: (*estate).es_instrument,
+            streaming: private.streaming,
+        })
+    }
+}
+
+fn shipped_settings() -> Vec<(String, String)> {
+    SHIPPED_SETTINGS
+        .iter()
+        .filter_map(|name| Some((name.to_string_lossy().into_owned(), guc::value(name)?)))
+        .collect()
+}
+
+fn collations(oids: &[u32]) -> Vec<CollationIdentity> {
+    oids.iter()
+        .filter_map(|oid| {
+            // SAFETY: in a transaction.
+            let version = unsafe { collation::version(*oid) }?;
+            Some(CollationIdentity { oid: *oid, version })
+        })
+        .collect()
+}
+
+/// The relation as this server's catalog has it.
+///
+/// # Safety
+/// The relation is locked by this transaction.
+pub unsafe fn relation_identity(oid: pg_sys::Oid) -> RelationIdentity {
+    // SAFETY: as the caller says; closed again.
+    unsafe {
+        let relation = pg_sys::relation_open(oid, pg_sys::NoLock as i32);
+        let class = &*(*relation).rd_rel;
+        let identity = RelationIdentity {
+            oid: oid.to_u32(),
+            tablespace: (*relation).rd_node.spcNode.to_u32(),
+            relfilenode: (*relation).rd_node.relNode.to_u32(),
+            relkind: class.relkind as u8,
+            persistence: class.relpersistence as u8,
+            access_method: class.relam.to_u32(),
+            attributes: class.relnatts as u16,
+        };
+        pg_sys::relation_close(relation, pg_sys::NoLock as i32);
+        identity
+    }
+}
+
+/// The fragment as the text of a statement of its own, after PostgreSQL's execParallel.c.
+///
+/// # Safety
+/// As for [`begin`].
+unsafe fn serialize_plan(
+    private: &ParallelReplicasPrivate,
+    fragment: *mut pg_sys::Plan,
+    estate: *mut pg_sys::EState,
+) -> Vec<u8> {
+    // SAFETY: as the caller says; the copy is ours to change.
+    unsafe {
+        let copy = pg_sys::copyObjectImpl(fragment.cast()).cast::<pg_sys::Plan>();
+        // Otherwise the replica's executor would filter these columns away.
+        for entry in plan::items::<pg_sys::TargetEntry>((*copy).targetlist) {
+            (*entry).resjunk = false;
+        }
+        if private.fold {
+            fold::plan(copy);
+        }
+        let statement =
+            pgrx::PgBox::<pg_sys::PlannedStmt>::alloc_node(pg_sys::NodeTag::T_PlannedStmt)
+                .into_pg();
+        (*statement).commandType = pg_sys::CmdType::CMD_SELECT;
+        (*statement).canSetTag = true;
+        (*statement).planTree = copy;
+        (*statement).rtable = (*estate).es_range_table;
+        (*statement).paramExecTypes = (*(*estate).es_plannedstmt).paramExecTypes;
+        (*statement).stmt_location = -1;
+        (*statement).stmt_len = -1;
+        let text = pg_sys::nodeToString(statement.cast());
+        let bytes = CStr::from_ptr(text).to_bytes().to_vec();
+        pg_sys::pfree(text.cast());
+        bytes
+    }
+}
+
+/// # Safety
+/// As for [`begin`].
+unsafe fn external_parameters(estate: *mut pg_sys::EState) -> Vec<u8> {
+    // SAFETY: as the caller says; the buffer has the size that was asked for.
+    unsafe {
+        let parameters = (*estate).es_param_list_info;
+        if parameters.is_null() {
+            return Vec::new();
+        }
+        let bytes = pg_sys::EstimateParamListSpace(parameters);
+        let mut buffer = vec![0_u8; bytes];
+        let mut cursor = buffer.as_mut_ptr().cast();
+        pg_sys::SerializeParamList(parameters, &mut cursor);
+        buffer
+    }
+}
+
+/// # Safety
+/// As for [`begin`]; the InitPlans have run.
+unsafe fn exec_parameters(
+    private: &ParallelReplicasPrivate,
+    estate: *mut pg_sys::EState,
+) -> Vec<ExecParameter> {
+    // SAFETY: as the caller says; parameter numbers come from the plan itself.
+    unsafe {
+        let types = (*(*estate).es_plannedstmt).paramExecTypes;
+        private
+            .init_params
+            .iter()
+            .map(|id| {
+                let value = (*estate).es_param_exec_vals.add(*id as usize);
+                let kind = (*(*types).elements.add(*id as usize)).oid_value;
+                let (mut length, mut by_value) = (0_i16, false);
+                if kind == pg_sys::InvalidOid {
+                    (length, by_value) = (size_of::<pg_sys::Datum>() as i16, true);
+                } else {
+                    pg_sys::get_typlenbyval(kind, &mut length, &mut by_value);
+                }
+                let length = i32::from(length);
+                let (datum, is_null) = ((*value).value, (*value).isnull);
+                let bytes = ffi::guarded::datumEstimateSpace(datum, is_null, by_value, length);
+                let mut buffer = vec![0_u8; bytes];
+                let mut cursor = buffer.as_mut_ptr().cast();
+                ffi::guarded::datumSerialize(datum, is_null, by_value, length, &mut cursor);
+                ExecParameter { id: *id as u32, datum: buffer }
+            })
+            .collect()
+    }
+}
+

@@ -1,0 +1,281 @@
+//! What a ParallelReplicas node knows while it runs, and the decisions that need no PostgreSQL call.
+//!
+//! The struct lives on the Rust heap and is dropped with the query's memory context; its destructor
+//! frees memory and calls nothing in PostgreSQL.
+
+use super::dispatch::Dispatch;
+use super::granule_scan::{self, GranuleScanState};
+use super::link::{Link, Outcome, Phase};
+use super::merge::Merge;
+use super::tasks::{self, Participants};
+use crate::pg::ffi;
+use crate::plan::private::{ParallelReplicasPrivate, Refused};
+use parallel_replicas_core::task_state::ProcessCounters;
+use pgrx::pg_sys;
+
+/// What the main loop has to do when no row is at hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Somebody else is working.
+    Wait,
+    /// The leader executes the fragment itself, for whatever tasks it gets.
+    Lead,
+    Finished,
+}
+
+pub struct State {
+    pub private: ParallelReplicasPrivate,
+    pub participants: Participants,
+    /// The fragment's granule scans in order.
+    pub scans: Vec<*mut GranuleScanState>,
+    pub dispatch: Option<Dispatch>,
+    /// Why the fragment is executed without replicas.
+    pub refused: Option<Refused>,
+    pub pei: *mut ffi::ParallelExecutorInfo,
+    pub workers_planned: i32,
+    pub workers_launched: i32,
+    readers: Vec<*mut ffi::TupleQueueReader>,
+    next_reader: usize,
+    /// The leader is executing the fragment.
+    pub leading: bool,
+    /// It has done so before, and must rescan to do it again.
+    pub has_led: bool,
+    pub started: bool,
+    pub finished: bool,
+    pub merge: Option<Merge>,
+    /// Rows until the links are served although rows are at hand.
+    pub until_service: u32,
+    pub summary: Option<Summary>,
+}
+
+/// For EXPLAIN ANALYZE: what each replica did.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    pub local: ProcessCounters,
+    pub replicas: Vec<ReplicaSummary>,
+    pub selected: u32,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct ReplicaSummary {
+    pub name: String,
+    pub links: u32,
+    pub links_used: u32,
+    pub counters: ProcessCounters,
+    pub rows: u64,
+    pub bytes: u64,
+    pub replay_wait_us: u64,
+    /// Why it did not take part, or was lost.
+    pub trouble: Option<String>,
+}
+
+/// Process number of the leader.
+pub const LEADER: u16 = 0;
+
+/// Rows between two looks at the links.
+pub const SERVICE_INTERVAL: u32 = 64;
+
+impl State {
+    pub fn new(private: ParallelReplicasPrivate) -> Self {
+        State {
+            private,
+            participants: Participants::default(),
+            scans: Vec::new(),
+            dispatch: None,
+            refused: None,
+            pei: std::ptr::null_mut(),
+            workers_planned: 0,
+            workers_launched: 0,
+            readers: Vec::new(),
+            next_reader: 0,
+            leading: false,
+            has_led: false,
+            started: false,
+            finished: false,
+            merge: None,
+            until_service: 0,
+            summary: None,
+        }
+    }
+
+    pub fn is_ordered(&self) -> bool {
+        !self.private.merge.is_empty()
+    }
+
+    /// Takes over the readers that PostgreSQL has made, one per launched worker.
+    ///
+    /// # Safety
+    /// `pei` is null or set up.
+    pub unsafe fn take_readers(&mut self) {
+        self.readers.clear();
+        self.next_reader = 0;
+        if self.pei.is_null() {
+            return;
+        }
+        for index in 0..self.workers_launched.max(0) as usize {
+            // SAFETY: ExecParallelCreateReaders made one per launched worker.
+            self.readers.push(unsafe { *(*self.pei).reader.add(index) });
+        }
+    }
+
+    pub fn active_readers(&self) -> usize {
+        self.readers.len()
+    }
+
+    pub fn readers(&self) -> &[*mut ffi::TupleQueueReader] {
+        &self.readers
+    }
+
+    pub fn current_reader(&self) -> *mut ffi::TupleQueueReader {
+        self.readers[self.next_reader]
+    }
+
+    pub fn drop_reader(&mut self) {
+        self.readers.remove(self.next_reader);
+        if self.next_reader >= self.readers.len() {
+            self.next_reader = 0;
+        }
+    }
+
+    pub fn advance_reader(&mut self) {
+        self.next_reader = (self.next_reader + 1) % self.readers.len().max(1);
+    }
+
+    pub fn forget_readers(&mut self) {
+        self.readers.clear();
+        self.next_reader = 0;
+    }
+
+    pub fn links(&self) -> &[Link] {
+        self.dispatch.as_ref().map_or(&[], |dispatch| &dispatch.links)
+    }
+
+    /// Granules that nobody has yet.
+    fn unassigned(&self) -> u32 {
+        self.scans
+            .iter()
+            .map(|node| {
+                // SAFETY: the scans live as long as this node, and are laid out once it started.
+                unsafe {
+                    let memory = granule_scan::task_memory(*node);
+                    tasks::with(memory, |state| Ok(state.unassigned()))
+                }
+            })
+            .sum()
+    }
+
+    /// Decides what to do when no row is at hand and the links have been served. `rows_pending`:
+    /// local workers may still produce rows.
+    pub fn next_step(&self, rows_pending: bool) -> Next {
+        if self.leading {
+            return Next::Lead;
+        }
+        if rows_pending {
+            return Next::Wait;
+        }
+        let unassigned = self.unassigned();
+        let waiting = self.links().iter().any(|link| {
+            link.is_live() && (unassigned > 0 || !link.is_dispensable())
+        });
+        if waiting {
+            Next::Wait
+        } else if unassigned > 0 {
+            Next::Lead
+        } else {
+            Next::Finished
+        }
+    }
+
+    /// Marks everything that the local processes and the leader hold as delivered.
+    pub fn deliver_local(&self, processes: std::ops::Range<u16>) {
+        for node in &self.scans {
+            for process in processes.clone() {
+                // SAFETY: as in `unassigned`.
+                unsafe {
+                    let memory = granule_scan::task_memory(*node);
+                    tasks::with(memory, |state| state.deliver_all(process));
+                }
+            }
+        }
+    }
+
+    /// The self-check: every granule of every scan was counted exactly once. Raises if not.
+    pub fn verify(&self) {
+        for node in &self.scans {
+            // SAFETY: as in `unassigned`.
+            unsafe {
+                let memory = granule_scan::task_memory(*node);
+                tasks::with(memory, |state| state.verify_complete());
+            }
+        }
+    }
+
+    /// Collects the counters, while the task states are still mapped.
+    pub fn summarise(&mut self) {
+        let mut summary = Summary::default();
+        let first_link = 1 + self.workers_planned as u16;
+        let mut counters = vec![ProcessCounters::default(); self.participants.processes.len()];
+        for node in &self.scans {
+            // SAFETY: as in `unassigned`.
+            unsafe {
+                let memory = granule_scan::task_memory(*node);
+                if memory.is_null() {
+                    return;
+                }
+                tasks::with(memory, |state| {
+                    summary.selected += state.selected();
+                    for (process, total) in counters.iter_mut().enumerate() {
+                        add(total, &state.process_counters(process as u16));
+                    }
+                    Ok(())
+                });
+            }
+        }
+        for process in 0..usize::from(first_link).min(counters.len()) {
+            add(&mut summary.local, &counters[process]);
+        }
+        for planned in &self.private.replicas {
+            summary.replicas.push(ReplicaSummary { name: planned.name.clone(), ..Default::default() });
+        }
+        let first_replica = u16::from(self.private.local_plan);
+        for link in self.links() {
+            let index = usize::from(link.replica.saturating_sub(first_replica));
+            let Some(replica) = summary.replicas.get_mut(index) else { continue };
+            replica.links += 1;
+            if link.outcome == Outcome::Done && link.tasks_taken > 0 {
+                replica.links_used += 1;
+            }
+            if let Some(own) = counters.get(usize::from(link.process)) {
+                add(&mut replica.counters, own);
+            }
+            replica.rows += link.rows;
+            replica.bytes += link.bytes;
+            replica.replay_wait_us = replica.replay_wait_us.max(link.replay_wait_us);
+            match &link.outcome {
+                Outcome::Unavailable(why) => replica.trouble = Some(format!("unavailable: {why}")),
+                Outcome::Lost(why) => replica.trouble = Some(format!("lost: {why}")),
+                Outcome::Refused(refusal) => {
+                    replica.trouble =
+                        Some(format!("refused: {} ({})", refusal.reason, refusal.detail));
+                }
+                Outcome::Running | Outcome::Done | Outcome::Unused => {}
+            }
+        }
+        self.summary = Some(summary);
+    }
+
+    /// Links whose rows may all be read now.
+    pub fn links_have_ended(&self) -> bool {
+        self.links().iter().all(|link| matches!(link.phase, Phase::Ending | Phase::Closed))
+    }
+}
+
+fn add(total: &mut ProcessCounters, one: &ProcessCounters) {
+    total.requests += one.requests;
+    total.tasks += one.tasks;
+    total.own += one.own;
+    total.by_hash += one.by_hash;
+    total.rest += one.rest;
+    total.lost += one.lost;
+    total.given_back += one.given_back;
+}

@@ -1,0 +1,129 @@
+//! The task state of one granule scan where PostgreSQL keeps it: in dynamic shared memory when
+//! there are local workers, in private memory otherwise.
+//!
+//! Locking contract: `lock` guards every word behind the header. It is held for single calls into
+//! the core only, which neither allocate, block nor raise; the core's own checks turn damage into
+//! errors, which are raised after the lock is released.
+
+use crate::pg::wait::now_micros;
+use crate::shm;
+use parallel_replicas_core::task_state::{
+    ReplicaSpec, ScanSpec, Task, TaskError, TaskState, size_words,
+};
+use pgrx::pg_sys;
+
+/// Who takes part in a scan; the same for all scans of a fragment.
+#[derive(Clone, Debug, Default)]
+pub struct Participants {
+    /// Name and weight of each replica.
+    pub replicas: Vec<(String, u32)>,
+    /// The replica that each process works for. Process 0 is the leader, then come the local
+    /// workers, then the links.
+    pub processes: Vec<u16>,
+}
+
+impl Participants {
+    /// This server alone, with so many workers.
+    pub fn local(workers: usize) -> Self {
+        Participants {
+            replicas: vec![(LOCAL_REPLICA.to_owned(), 1)],
+            processes: vec![0; workers + 1],
+        }
+    }
+}
+
+/// Name of the coordinator's own server in the hash. Not a valid server name, so it cannot clash.
+pub const LOCAL_REPLICA: &str = "";
+
+/// Header of the memory; the words of the task state follow.
+#[repr(C)]
+pub struct SharedTasks {
+    lock: pg_sys::LWLock,
+    words: u64,
+    pub granule_blocks: u32,
+    pub blocks: u32,
+    /// Other processes see this memory.
+    shared: bool,
+}
+
+const HEADER_BYTES: usize = size_of::<SharedTasks>().next_multiple_of(8);
+
+/// Bytes that the task state of `scan` needs.
+pub fn size_bytes(scan: &ScanSpec, participants: &Participants) -> Result<usize, TaskError> {
+    let words = size_words(scan, participants.replicas.len(), participants.processes.len())?;
+    Ok(HEADER_BYTES + words * 8)
+}
+
+/// Lays out a fresh task state.
+///
+/// # Safety
+/// `memory` has [`size_bytes`] bytes, eight-byte aligned, and nobody else uses it yet.
+pub unsafe fn init(
+    memory: *mut SharedTasks,
+    scan: &ScanSpec,
+    participants: &Participants,
+    shared: bool,
+) -> Result<(), TaskError> {
+    let words = (size_bytes(scan, participants)? - HEADER_BYTES) / 8;
+    let replicas: Vec<ReplicaSpec<'_>> = participants
+        .replicas
+        .iter()
+        .map(|(name, weight)| ReplicaSpec { name, weight: *weight })
+        .collect();
+    // SAFETY: as the caller says; LWLockInitialize only writes the lock.
+    unsafe {
+        pg_sys::LWLockInitialize(&raw mut (*memory).lock, shm::tranche());
+        (*memory).words = words as u64;
+        (*memory).granule_blocks = scan.granule_blocks;
+        (*memory).blocks = scan.blocks;
+        (*memory).shared = shared;
+        let words = std::slice::from_raw_parts_mut(data(memory), words);
+        TaskState::init(words, scan, &replicas, &participants.processes)?;
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `memory` was laid out by [`init`].
+unsafe fn data(memory: *mut SharedTasks) -> *mut u64 {
+    // SAFETY: the words follow the header.
+    unsafe { memory.cast::<u8>().add(HEADER_BYTES).cast() }
+}
+
+/// Runs `f` on the task state under its lock.
+///
+/// # Safety
+/// `memory` was laid out by [`init`] and is still mapped.
+pub unsafe fn with<T>(
+    memory: *mut SharedTasks,
+    f: impl FnOnce(&mut TaskState<'_>) -> Result<T, TaskError>,
+) -> T {
+    // SAFETY: as the caller says; the lock makes the words ours.
+    let result = unsafe {
+        let lock = &raw mut (*memory).lock;
+        let shared = (*memory).shared;
+        if shared {
+            pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
+        }
+        let words = std::slice::from_raw_parts_mut(data(memory), (*memory).words as usize);
+        let result = TaskState::attach(words).and_then(|mut state| f(&mut state));
+        if shared {
+            pg_sys::LWLockRelease(lock);
+        }
+        result
+    };
+    match result {
+        Ok(value) => value,
+        Err(error) => crate::error::internal(format!("task state: {error}")),
+    }
+}
+
+/// The next task of a process that has finished its last one.
+///
+/// # Safety
+/// As for [`with`].
+pub unsafe fn request(memory: *mut SharedTasks, process: u16) -> Option<Task> {
+    let now = now_micros();
+    // SAFETY: as the caller says.
+    unsafe { with(memory, |state| Ok(state.request(process, now))) }
+}

@@ -1,0 +1,223 @@
+//! What can go wrong on a link, and the cleaning of texts that come from libpq.
+//!
+//! Not here: raising. Callers decide whether a [`NetError`] costs a participant (the rule for
+//! queries) or fails the statement (admin functions, through [`NetError::into_report`]).
+//!
+//! Invariant: no field of any value made here holds a password or a connection string.
+
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::pg_sys::submodules::errcodes::PgSqlErrorCode;
+
+use super::parameters::ConnectParameters;
+
+/// Five characters of a SQLSTATE, as the server sent them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SqlState(pub [u8; 5]);
+
+impl SqlState {
+    /// `58000`, used when the sender gave none.
+    pub const SYSTEM_ERROR: SqlState = SqlState(*b"58000");
+
+    pub fn from_text(text: &str) -> Option<SqlState> {
+        let bytes: [u8; 5] = text.as_bytes().try_into().ok()?;
+        let valid = bytes
+            .iter()
+            .all(|b| b.is_ascii_digit() || b.is_ascii_uppercase());
+        valid.then_some(SqlState(bytes))
+    }
+
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.0).unwrap_or("58000")
+    }
+
+    /// The first two characters; PostgreSQL groups errors by them.
+    pub fn class(&self) -> &[u8] {
+        &self.0[..2]
+    }
+
+    /// The code in pgrx's form. Codes that pgrx does not know become an internal error.
+    pub fn to_code(self) -> PgSqlErrorCode {
+        let packed = self.0.iter().enumerate().fold(0_i32, |sum, (i, b)| {
+            sum | (((i32::from(*b) - 0x30) & 0x3f) << (6 * i))
+        });
+        PgSqlErrorCode::from(packed)
+    }
+}
+
+/// An error report that the remote server sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteError {
+    pub severity: String,
+    pub sqlstate: SqlState,
+    pub primary: String,
+    pub detail: Option<String>,
+    pub hint: Option<String>,
+    pub context: Option<String>,
+}
+
+impl std::fmt::Display for RemoteError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.primary)
+    }
+}
+
+/// A failure of the link or of a statement sent over it.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum NetError {
+    #[error("could not establish connection")]
+    TooManyFiles,
+    #[error("out of memory")]
+    OutOfMemory,
+    #[error("invalid value for connection option \"{keyword}\"")]
+    InvalidParameter { keyword: String },
+    #[error("could not connect to replica: {message}")]
+    Connect {
+        message: String,
+        /// Something accepted the connection; it failed later (authentication, database, TLS).
+        reached: bool,
+    },
+    #[error("password is required")]
+    PasswordNotUsed,
+    #[error("connection lost: {message}")]
+    Lost { message: String },
+    #[error("message of {bytes} bytes is too large to send")]
+    TooLarge { bytes: usize },
+    #[error("connection is not ready for this request")]
+    NotReady,
+    #[error("timed out while {activity}")]
+    TimedOut { activity: &'static str },
+    #[error("{0}")]
+    Remote(Box<RemoteError>),
+}
+
+impl NetError {
+    pub fn code(&self) -> PgSqlErrorCode {
+        use PgSqlErrorCode::*;
+        match self {
+            NetError::TooManyFiles | NetError::Connect { .. } => {
+                ERRCODE_SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
+            }
+            NetError::OutOfMemory => ERRCODE_OUT_OF_MEMORY,
+            NetError::InvalidParameter { .. } => ERRCODE_INVALID_PARAMETER_VALUE,
+            NetError::PasswordNotUsed => ERRCODE_S_R_E_PROHIBITED_SQL_STATEMENT_ATTEMPTED,
+            NetError::Lost { .. } | NetError::TimedOut { .. } => ERRCODE_CONNECTION_FAILURE,
+            NetError::TooLarge { .. } => ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+            NetError::NotReady => ERRCODE_PROTOCOL_VIOLATION,
+            NetError::Remote(remote) => remote.sqlstate.to_code(),
+        }
+    }
+
+    pub fn detail(&self) -> Option<String> {
+        match self {
+            NetError::TooManyFiles => {
+                Some("There are too many open files on the local server.".into())
+            }
+            NetError::PasswordNotUsed => {
+                Some("The replica did not ask for the password of the user mapping.".into())
+            }
+            NetError::Remote(remote) => remote.detail.clone(),
+            _ => None,
+        }
+    }
+
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            NetError::TooManyFiles => {
+                Some("Raise max_files_per_process of the server or its \"ulimit -n\" limit.".into())
+            }
+            NetError::PasswordNotUsed => Some(
+                "Change the replica's authentication method, or let a superuser set \
+                 password_required to false in the user mapping."
+                    .into(),
+            ),
+            NetError::Remote(remote) => remote.hint.clone(),
+            _ => None,
+        }
+    }
+
+    /// The same failure as a PostgreSQL error that names the replica.
+    pub fn into_report(self, replica: &str) -> ErrorReport {
+        let message = format!("replica \"{replica}\": {self}");
+        let mut report = ErrorReport::new(self.code(), message, "parallel_replicas");
+        if let Some(detail) = self.detail() {
+            report = report.set_detail(detail);
+        }
+        if let Some(hint) = self.hint() {
+            report = report.set_hint(hint);
+        }
+        report
+    }
+}
+
+/// Shortest secret that is masked in place. A shorter one would turn up in innocent words, and
+/// masking those would tell what it is; then the whole text is withheld.
+const SECRET_MASK_BYTES_MIN: usize = 4;
+/// Longest text kept from libpq.
+const TEXT_BYTES_MAX: usize = 1000;
+
+/// Removes secrets and connection strings from a libpq text and makes one line of it.
+pub fn redact(text: &str, parameters: &ConnectParameters) -> String {
+    let mut line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for secret in parameters.secrets() {
+        // The text has single spaces by now, so the secret is looked for in that form too.
+        let folded = secret.split_whitespace().collect::<Vec<_>>().join(" ");
+        for needle in [secret.as_ref(), folded.as_str()] {
+            if needle.is_empty() || !line.contains(needle) {
+                continue;
+            }
+            if needle.len() < SECRET_MASK_BYTES_MIN {
+                return "message withheld because it may contain a password".into();
+            }
+            line = line.replace(needle, "***");
+        }
+    }
+    line = mask_assignments(&line);
+    line = mask_uris(&line);
+    truncate(line)
+}
+
+/// Masks the value after `password=`, `sslpassword=` and the like.
+fn mask_assignments(line: &str) -> String {
+    let mut out = String::with_capacity(line.len());
+    let mut rest = line;
+    // ASCII folding keeps byte offsets, which `to_lowercase` would not.
+    while let Some(at) = rest.to_ascii_lowercase().find("password=") {
+        let value_at = at + "password=".len();
+        out.push_str(&rest[..value_at]);
+        out.push_str("***");
+        let value = &rest[value_at..];
+        rest = match value.strip_prefix('\'') {
+            Some(quoted) => quoted.split_once('\'').map_or("", |(_, tail)| tail),
+            None => {
+                let end = value.find([' ', '&', '"', ';', ',']).unwrap_or(value.len());
+                &value[end..]
+            }
+        };
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Replaces connection URIs as a whole.
+fn mask_uris(line: &str) -> String {
+    let is_uri = |word: &str| {
+        let word = word.to_ascii_lowercase();
+        word.contains("postgres://") || word.contains("postgresql://")
+    };
+    let words = line
+        .split(' ')
+        .map(|word| if is_uri(word) { "***" } else { word });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+fn truncate(mut line: String) -> String {
+    if line.len() > TEXT_BYTES_MAX {
+        let end = (0..=TEXT_BYTES_MAX)
+            .rev()
+            .find(|&i| line.is_char_boundary(i))
+            .unwrap_or(0);
+        line.truncate(end);
+        line.push_str("...");
+    }
+    line
+}

@@ -1,0 +1,11 @@
+//! The unsafe room: what PostgreSQL exports and pgrx does not bind, and thin wrappers over the
+//! rest. Everything that differs between majors lives here. No business rules.
+
+pub mod collation;
+pub mod executor;
+pub mod ffi;
+pub mod guc;
+pub mod plan;
+pub mod proc;
+pub mod timezone;
+pub mod wait;

@@ -1,0 +1,225 @@
+//! Walking plan trees and expressions.
+
+use pgrx::pg_sys;
+use std::ffi::c_void;
+
+/// The elements of a pointer list, as places that can be written to.
+///
+/// # Safety
+/// `list` is null or a valid pointer list, and is not changed while the iterator lives.
+pub unsafe fn cells<T>(list: *mut pg_sys::List) -> impl Iterator<Item = *mut *mut T> {
+    // SAFETY: as the caller says.
+    let (first, length) = unsafe {
+        if list.is_null() {
+            (std::ptr::null_mut(), 0)
+        } else {
+            ((*list).elements, (*list).length as usize)
+        }
+    };
+    (0..length).map(move |index| {
+        // SAFETY: within the list.
+        unsafe { (&raw mut (*first.add(index)).ptr_value).cast() }
+    })
+}
+
+/// The elements of a pointer list.
+///
+/// # Safety
+/// As for [`cells`].
+pub unsafe fn items<T>(list: *mut pg_sys::List) -> impl Iterator<Item = *mut T> {
+    // SAFETY: as the caller says.
+    unsafe { cells::<T>(list) }.map(|cell| {
+        // SAFETY: points into the list.
+        unsafe { *cell }
+    })
+}
+
+/// The elements of an integer list.
+///
+/// # Safety
+/// `list` is null or a valid integer list.
+pub unsafe fn integers(list: *mut pg_sys::List) -> Vec<i32> {
+    // SAFETY: as the caller says; the cells of an integer list hold integers.
+    unsafe {
+        if list.is_null() {
+            return Vec::new();
+        }
+        (0..(*list).length as usize).map(|index| (*(*list).elements.add(index)).int_value).collect()
+    }
+}
+
+/// The members of a set.
+///
+/// # Safety
+/// `set` is null or a valid set.
+pub unsafe fn members(set: *const pg_sys::Bitmapset) -> Vec<i32> {
+    let mut result = Vec::new();
+    let mut member = -1;
+    loop {
+        // SAFETY: as the caller says.
+        member = unsafe { pg_sys::bms_next_member(set, member) };
+        if member < 0 {
+            return result;
+        }
+        result.push(member);
+    }
+}
+
+/// A set of the members.
+pub fn bitmapset(members: &[i32]) -> *mut pg_sys::Bitmapset {
+    members.iter().fold(std::ptr::null_mut(), |set, member| {
+        // SAFETY: the set is ours.
+        unsafe { pg_sys::bms_add_member(set, *member) }
+    })
+}
+
+/// The places of a plan node's children that are not SubPlans.
+///
+/// # Safety
+/// `plan` is a valid plan node.
+pub unsafe fn children(plan: *mut pg_sys::Plan) -> Vec<*mut *mut pg_sys::Plan> {
+    let mut places = Vec::new();
+    // SAFETY: the tag tells the node's type.
+    unsafe {
+        for place in [&raw mut (*plan).lefttree, &raw mut (*plan).righttree] {
+            if !(*place).is_null() {
+                places.push(place);
+            }
+        }
+        let list = match (*plan).type_ {
+            pg_sys::NodeTag::T_Append => (*plan.cast::<pg_sys::Append>()).appendplans,
+            pg_sys::NodeTag::T_MergeAppend => (*plan.cast::<pg_sys::MergeAppend>()).mergeplans,
+            pg_sys::NodeTag::T_BitmapAnd => (*plan.cast::<pg_sys::BitmapAnd>()).bitmapplans,
+            pg_sys::NodeTag::T_BitmapOr => (*plan.cast::<pg_sys::BitmapOr>()).bitmapplans,
+            pg_sys::NodeTag::T_CustomScan => (*plan.cast::<pg_sys::CustomScan>()).custom_plans,
+            pg_sys::NodeTag::T_SubqueryScan => {
+                places.push(&raw mut (*plan.cast::<pg_sys::SubqueryScan>()).subplan);
+                std::ptr::null_mut()
+            }
+            _ => std::ptr::null_mut(),
+        };
+        places.extend(cells::<pg_sys::Plan>(list));
+    }
+    places
+}
+
+/// The places of a plan node's own expressions, apart from its children's; empty ones left out.
+///
+/// # Safety
+/// `plan` is a valid plan node.
+pub unsafe fn expression_places(plan: *mut pg_sys::Plan) -> Vec<*mut *mut pg_sys::Node> {
+    use pg_sys::NodeTag;
+    let mut places: Vec<*mut *mut pg_sys::Node> = Vec::new();
+    macro_rules! add {
+        ($node:ident: $kind:ident, $($field:ident),+) => {{
+            let typed = $node.cast::<pg_sys::$kind>();
+            places.extend([$((&raw mut (*typed).$field).cast()),+]);
+        }};
+    }
+    // SAFETY: the tag tells the node's type; a pointer to a list or expression is a pointer to a
+    // node.
+    unsafe {
+        match (*plan).type_ {
+            NodeTag::T_IndexScan => {
+                add!(plan: IndexScan, indexqual, indexqualorig, indexorderby, indexorderbyorig);
+            }
+            NodeTag::T_IndexOnlyScan => {
+                add!(plan: IndexOnlyScan, indexqual, recheckqual, indexorderby, indextlist);
+            }
+            NodeTag::T_BitmapIndexScan => add!(plan: BitmapIndexScan, indexqual, indexqualorig),
+            NodeTag::T_BitmapHeapScan => add!(plan: BitmapHeapScan, bitmapqualorig),
+            NodeTag::T_HashJoin => {
+                add!(plan: Join, joinqual);
+                add!(plan: HashJoin, hashclauses, hashkeys);
+            }
+            NodeTag::T_MergeJoin => {
+                add!(plan: Join, joinqual);
+                add!(plan: MergeJoin, mergeclauses);
+            }
+            NodeTag::T_NestLoop => {
+                add!(plan: Join, joinqual);
+                let params = (*plan.cast::<pg_sys::NestLoop>()).nestParams;
+                for param in items::<pg_sys::NestLoopParam>(params) {
+                    places.push((&raw mut (*param).paramval).cast());
+                }
+            }
+            NodeTag::T_Hash => add!(plan: Hash, hashkeys),
+            NodeTag::T_Memoize => add!(plan: Memoize, param_exprs),
+            NodeTag::T_Result => add!(plan: Result, resconstantqual),
+            NodeTag::T_ValuesScan => add!(plan: ValuesScan, values_lists),
+            NodeTag::T_FunctionScan => {
+                let functions = (*plan.cast::<pg_sys::FunctionScan>()).functions;
+                for function in items::<pg_sys::RangeTblFunction>(functions) {
+                    places.push(&raw mut (*function).funcexpr);
+                }
+            }
+            NodeTag::T_CustomScan => add!(plan: CustomScan, custom_exprs),
+            _ => {}
+        }
+        add!(plan: Plan, targetlist, qual);
+        places.retain(|place| !(**place).is_null());
+    }
+    places
+}
+
+/// The expressions of a plan node itself, apart from its children's.
+///
+/// # Safety
+/// `plan` is a valid plan node.
+pub unsafe fn expressions(plan: *mut pg_sys::Plan) -> Vec<*mut pg_sys::Node> {
+    // SAFETY: as the caller says.
+    unsafe { expression_places(plan) }
+        .into_iter()
+        .map(|place| {
+            // SAFETY: points into the node.
+            unsafe { *place }
+        })
+        .collect()
+}
+
+/// Calls `visit` for `node` and everything below it until it answers false; true if it never did.
+///
+/// # Safety
+/// `node` is null or a valid expression. `visit` must not raise.
+pub unsafe fn every_node(
+    node: *mut pg_sys::Node,
+    visit: &mut dyn FnMut(*mut pg_sys::Node) -> Walk,
+) -> bool {
+    struct Context<'a> {
+        visit: &'a mut dyn FnMut(*mut pg_sys::Node) -> Walk,
+    }
+    #[pgrx::pg_guard]
+    unsafe extern "C-unwind" fn walker(node: *mut pg_sys::Node, context: *mut c_void) -> bool {
+        if node.is_null() {
+            return false;
+        }
+        // SAFETY: `context` is the one below, which outlives the walk.
+        unsafe {
+            match ((*context.cast::<Context<'_>>()).visit)(node) {
+                Walk::Stop => true,
+                Walk::Skip => false,
+                Walk::Down => pg_sys::expression_tree_walker(node, Some(walker), context),
+            }
+        }
+    }
+    let mut context = Context { visit };
+    // SAFETY: as the caller says.
+    unsafe { !walker(node, (&raw mut context).cast()) }
+}
+
+/// What a visitor wants next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Walk {
+    Down,
+    Skip,
+    Stop,
+}
+
+/// The plan node's name as EXPLAIN would print it, roughly: the tag without its prefix.
+///
+/// # Safety
+/// `node` is a valid node.
+pub unsafe fn node_name(node: *const pg_sys::Node) -> String {
+    // SAFETY: as the caller says.
+    format!("{:?}", unsafe { (*node).type_ }).trim_start_matches("T_").to_owned()
+}

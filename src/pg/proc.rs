@@ -1,0 +1,89 @@
+//! This process's own state: snapshots, xmin, WAL positions, identity of the server.
+
+use super::ffi;
+use pgrx::pg_sys;
+
+/// Is this a parallel worker of PostgreSQL?
+pub fn is_parallel_worker() -> bool {
+    // SAFETY: plain global.
+    unsafe { pg_sys::ParallelWorkerNumber >= 0 }
+}
+
+/// Position up to which a replica must have replayed so that everything this session can see is
+/// there, flushed.
+///
+/// The insert position of an idle server can stand right behind a page header that no record
+/// follows yet; replay ends before that header and flushing beyond it is an error, so it is
+/// subtracted (xlogrecovery.c, xlog.c).
+pub fn flushed_insert_end() -> u64 {
+    const SHORT_HEADER: u64 = 24;
+    const LONG_HEADER: u64 = 40;
+    // SAFETY: reads shared memory under its own locks; not in recovery, which the caller checked.
+    unsafe {
+        let insert = pg_sys::GetXLogInsertRecPtr();
+        let in_segment = insert % pg_sys::wal_segment_size as u64;
+        let end = if in_segment == LONG_HEADER {
+            insert - LONG_HEADER
+        } else if insert % pg_sys::XLOG_BLCKSZ as u64 == SHORT_HEADER {
+            insert - SHORT_HEADER
+        } else {
+            insert
+        };
+        pg_sys::XLogFlush(end);
+        end
+    }
+}
+
+/// Replayed position and its timeline.
+pub fn replayed() -> (u64, u32) {
+    let mut timeline = 0;
+    // SAFETY: reads shared memory.
+    let lsn = unsafe { pg_sys::GetXLogReplayRecPtr(&mut timeline) };
+    (lsn, timeline)
+}
+
+/// The top-level transaction's id, if it has one.
+pub fn own_xid() -> Option<u32> {
+    // SAFETY: reads this backend's transaction state.
+    let xid = unsafe { pg_sys::GetTopTransactionIdIfAny() };
+    (xid != pg_sys::InvalidTransactionId).then(|| xid.into_inner())
+}
+
+/// `server_version_num` of the running server.
+pub fn server_version() -> u32 {
+    super::guc::value(c"server_version_num").and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+/// Leaves the procedure without any snapshot, which it needs to wait for replay: a standby's
+/// recovery may have to wait for snapshots, and would wait for ours for ever.
+pub fn forget_snapshots() -> bool {
+    // SAFETY: in a non-atomic CALL, as COMMIT in a procedure does it; the caller checked that.
+    unsafe {
+        pg_sys::ForgetPortalSnapshots();
+        pg_sys::InvalidateCatalogSnapshot();
+        !pg_sys::ActiveSnapshotSet()
+            && (*pg_sys::MyProc).xmin == pg_sys::InvalidTransactionId
+    }
+}
+
+/// Announces `xmin` as the oldest transaction this backend looks at, so that replayed row removal
+/// that would hurt the shipped snapshot cancels this backend, and nothing else does.
+pub fn install_xmin(xmin: u32) {
+    const PROC_ARRAY_LOCK: usize = 4;
+    let xmin = pg_sys::TransactionId::from(xmin);
+    // SAFETY: ProcArrayLock is the fourth individual lock of lwlocknames.txt since 9.6; xmin is
+    // read by others only under it.
+    unsafe {
+        let lock = &raw mut (*pg_sys::MainLWLockArray.add(PROC_ARRAY_LOCK)).lock;
+        pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
+        (*pg_sys::MyProc).xmin = xmin;
+        pg_sys::TransactionXmin = xmin;
+        pg_sys::LWLockRelease(lock);
+    }
+}
+
+/// How this backend talks to its client.
+pub fn comm_methods() -> &'static ffi::PqCommMethods {
+    // SAFETY: set before any backend code runs, and never null in a backend.
+    unsafe { &*ffi::PqCommMethods }
+}

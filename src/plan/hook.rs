@@ -1,0 +1,368 @@
+//! The planner hook.
+//!
+//! A statement that cannot profit pays for a few branches: the switch, the kind of statement, the
+//! cluster, and the size of its tables are looked at before anything is allocated. A statement
+//! that may profit is planned with replicas in mind; if no part of the result can use them, it is
+//! planned again as if the extension were not there, so that its plan is PostgreSQL's own.
+
+use super::private::{PlannedReplica, Refused};
+use super::replace::{self, Replacement};
+use super::shippable;
+use super::state::{self, Planning, Start};
+use crate::cluster::{self, Replica};
+use crate::pg::plan::items;
+use crate::pg::{ffi, guc, proc};
+use crate::settings::{self, Mode};
+use parallel_replicas_core::reason::Reason;
+use pgrx::{PgSqlErrorCode, pg_sys};
+use std::cell::Cell;
+use std::ffi::{c_char, c_int, c_void};
+use std::rc::Rc;
+
+static mut PREVIOUS_PLANNER: pg_sys::planner_hook_type = None;
+static mut PREVIOUS_UTILITY: pg_sys::ProcessUtility_hook_type = None;
+
+thread_local! {
+    /// Inside a utility statement whose queries the user did not type.
+    static UTILITY_DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Installs the hooks. Once, from the library's initialisation.
+pub fn init() {
+    // SAFETY: single-threaded start of the server.
+    unsafe {
+        PREVIOUS_PLANNER = pg_sys::planner_hook;
+        pg_sys::planner_hook = Some(planner);
+        PREVIOUS_UTILITY = pg_sys::ProcessUtility_hook;
+        pg_sys::ProcessUtility_hook = Some(process_utility);
+    }
+}
+
+/// The planner that was there before us.
+///
+/// Unguarded, so that planning errors keep all their fields: no caller may have a value with a
+/// destructor alive.
+#[allow(ffi_unwind_calls)]
+unsafe fn plan_without(
+    parse: *mut pg_sys::Query,
+    query_string: *const c_char,
+    cursor_options: c_int,
+    bound_params: pg_sys::ParamListInfo,
+) -> *mut pg_sys::PlannedStmt {
+    // SAFETY: the arguments are the planner's own.
+    unsafe {
+        match PREVIOUS_PLANNER {
+            Some(previous) => previous(parse, query_string, cursor_options, bound_params),
+            None => ffi::standard_planner_unguarded(
+                parse,
+                query_string,
+                cursor_options,
+                bound_params,
+            ),
+        }
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn planner(
+    parse: *mut pg_sys::Query,
+    query_string: *const c_char,
+    cursor_options: c_int,
+    bound_params: pg_sys::ParamListInfo,
+) -> *mut pg_sys::PlannedStmt {
+    // SAFETY: PostgreSQL's own arguments; nothing with a destructor lives across the unguarded
+    // calls (`Attempt` is plain numbers).
+    unsafe {
+        if settings::mode() == Mode::Off {
+            return plan_without(parse, query_string, cursor_options, bound_params);
+        }
+        let Some(attempt) = begin(parse, cursor_options) else {
+            return plan_without(parse, query_string, cursor_options, bound_params);
+        };
+        let copy = pg_sys::copyObjectImpl(parse.cast()).cast::<pg_sys::Query>();
+        let statement = plan_without(parse, query_string, cursor_options, bound_params);
+        if finish(attempt, statement) {
+            return statement;
+        }
+        plan_without(copy, query_string, cursor_options, bound_params)
+    }
+}
+
+/// Plain numbers: an ERROR may jump over it.
+#[derive(Clone, Copy)]
+struct Attempt {
+    position: usize,
+    nest: c_int,
+}
+
+/// Decides whether replicas are worth thinking about, and if so prepares for it.
+///
+/// # Safety
+/// `parse` is the query to be planned.
+unsafe fn begin(parse: *mut pg_sys::Query, cursor_options: c_int) -> Option<Attempt> {
+    let force = settings::mode() == Mode::Force && UTILITY_DEPTH.get() == 0;
+    state::set_last_refused(None);
+    // SAFETY: as the caller says.
+    unsafe {
+        if (*parse).commandType != pg_sys::CmdType::CMD_SELECT
+            || cursor_options & pg_sys::CURSOR_OPT_PARALLEL_OK as c_int == 0
+            || !(*parse).rowMarks.is_null()
+            || (*parse).hasModifyingCTE
+            || proc::is_parallel_worker()
+            || crate::serve::is_serving()
+        {
+            return None;
+        }
+        let least_pages = if force { 0 } else { pg_sys::min_parallel_table_scan_size.max(1) };
+        if !reads_large_table(parse, least_pages as u32) {
+            return None;
+        }
+    }
+    let replicas = cluster::replicas(&settings::cluster());
+    if replicas.is_empty() && !force {
+        return None;
+    }
+    Some(prepare(force, replicas))
+}
+
+fn prepare(force: bool, replicas: Rc<[Replica]>) -> Attempt {
+    let available = replicas.len();
+    let replicas_used = available.min(settings::max_parallel_replicas());
+    // SAFETY: a plain setting.
+    let local_workers_limit = unsafe { pg_sys::max_parallel_workers_per_gather };
+    let position = state::push(Start {
+        force,
+        replicas,
+        replicas_used,
+        links_per_replica: settings::links_per_replica(),
+        local_plan: settings::local_plan(),
+        local_workers_limit,
+    });
+    if replicas_used == 0 {
+        let reason =
+            if available == 0 { Reason::NoReplica } else { Reason::NoReplicaAllowed };
+        state::with(position, |planning| planning.refuse(Refused::new(reason, "")));
+    }
+    let nest = guc::nest();
+    // A hash table cannot be shared between servers.
+    nest.set(c"enable_parallel_hash", c"off");
+    let links = state::with(position, |planning| planning.links()).unwrap_or(0);
+    // PostgreSQL caps an Append's workers by this, and plans nothing parallel where it is 0.
+    let workers = (local_workers_limit as usize + links).clamp(1, 1024);
+    nest.set_number(c"max_parallel_workers_per_gather", workers as f64);
+    // SAFETY: plain setting.
+    let tuple_cost = unsafe { pg_sys::parallel_tuple_cost };
+    if force {
+        nest.set(c"parallel_setup_cost", c"0");
+        nest.set(c"parallel_tuple_cost", c"0");
+    } else {
+        nest.set_number(c"parallel_tuple_cost", tuple_cost.max(settings::tuple_cost()));
+    }
+    Attempt { position, nest: nest.into_raw() }
+}
+
+/// Puts our nodes into the plan. False if there was no place for any, and the statement must be
+/// planned without us; under force that is an error.
+///
+/// # Safety
+/// `statement` is the finished plan of the attempt.
+unsafe fn finish(attempt: Attempt, statement: *mut pg_sys::PlannedStmt) -> bool {
+    guc::Nest::from_raw(attempt.nest).end();
+    let Some(mut planning) = state::pop(attempt.position) else {
+        return false;
+    };
+    let context = replacement(&planning);
+    // SAFETY: as the caller says.
+    let replaced = planning.replicas_used > 0
+        && unsafe { replace::gathers(statement, &context, &mut planning) } > 0;
+    if replaced {
+        return true;
+    }
+    let why = planning.refused.first().cloned().or_else(|| {
+        (planning.eligible_scans > 0).then(|| Refused::new(Reason::PlannerChoice, ""))
+    });
+    if planning.force
+        && planning.eligible_scans > 0
+        && let Some(why) = &why
+    {
+        cannot_use_replicas(why);
+    }
+    state::set_last_refused(why);
+    false
+}
+
+fn replacement(planning: &Planning) -> Replacement {
+    Replacement {
+        links_per_replica: planning.links_per_replica as u32,
+        local_plan: planning.local_plan,
+        force: planning.force,
+        local_workers_limit: planning.local_workers_limit,
+        available: planning.replicas.len() as u32,
+        replicas: planning.replicas[..planning.replicas_used]
+            .iter()
+            .map(|replica| PlannedReplica {
+                server: replica.server_oid.to_u32(),
+                name: replica.name.clone(),
+                weight: replica.weight,
+            })
+            .collect(),
+    }
+}
+
+/// Raises the error of `enable_parallel_replicas = force`.
+pub fn cannot_use_replicas(why: &Refused) -> ! {
+    let mut report = pgrx::pg_sys::panic::ErrorReport::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        "query cannot use parallel replicas",
+        "parallel_replicas",
+    )
+    .set_detail(format!("Reason {}: {}.", why.reason.code(), why.describe()));
+    let hint = why.reason.hint();
+    let hint = if hint.is_empty() {
+        "Set enable_parallel_replicas to on to let such queries run on this server alone."
+            .to_owned()
+    } else {
+        format!(
+            "{hint} Set enable_parallel_replicas to on to let such queries run on this server alone."
+        )
+    };
+    report = report.set_hint(hint);
+    report.report(pgrx::PgLogLevel::ERROR);
+    unreachable!("an ERROR does not return");
+}
+
+/// Is there a table of at least so many pages in the query, or one whose size is not known yet?
+///
+/// # Safety
+/// `parse` is a rewritten query.
+unsafe fn reads_large_table(parse: *mut pg_sys::Query, least_pages: u32) -> bool {
+    #[pgrx::pg_guard]
+    unsafe extern "C-unwind" fn walker(node: *mut pg_sys::Node, context: *mut c_void) -> bool {
+        if node.is_null() {
+            return false;
+        }
+        // SAFETY: the walker only visits valid nodes; `context` is the number below.
+        unsafe {
+            match (*node).type_ {
+                pg_sys::NodeTag::T_Query => pg_sys::query_tree_walker(
+                    node.cast(),
+                    Some(walker),
+                    context,
+                    pg_sys::QTW_EXAMINE_RTES_BEFORE as c_int,
+                ),
+                pg_sys::NodeTag::T_RangeTblEntry => {
+                    let rte = node.cast::<pg_sys::RangeTblEntry>();
+                    (*rte).rtekind == pg_sys::RTEKind::RTE_RELATION
+                        && is_large((*rte).relid, *context.cast::<u32>())
+                }
+                _ => pg_sys::expression_tree_walker(node, Some(walker), context),
+            }
+        }
+    }
+    let mut least = least_pages;
+    // SAFETY: as the caller says. Most queries name their tables directly: look at those first.
+    unsafe {
+        let direct = items::<pg_sys::RangeTblEntry>((*parse).rtable).any(|rte| {
+            (*rte).rtekind == pg_sys::RTEKind::RTE_RELATION && is_large((*rte).relid, least)
+        });
+        direct
+            || ((*parse).hasSubLinks
+                || !(*parse).cteList.is_null()
+                || items::<pg_sys::RangeTblEntry>((*parse).rtable)
+                    .any(|rte| (*rte).rtekind == pg_sys::RTEKind::RTE_SUBQUERY))
+                && walker(parse.cast(), (&raw mut least).cast())
+    }
+}
+
+/// # Safety
+/// `relid` is locked by this backend, as every relation of a query in planning is.
+unsafe fn is_large(relid: pg_sys::Oid, least_pages: u32) -> bool {
+    if relid.to_u32() < shippable::FIRST_NORMAL_OBJECT_ID {
+        return false;
+    }
+    // SAFETY: as the caller says; closed again.
+    unsafe {
+        let relation = pg_sys::RelationIdGetRelation(relid);
+        if relation.is_null() {
+            return false;
+        }
+        let class = &*(*relation).rd_rel;
+        let large = match class.relkind as u8 {
+            b'p' => true,
+            b'r' | b'm' => {
+                class.relhassubclass
+                    || least_pages == 0
+                    || pg_sys::RelationGetNumberOfBlocksInFork(
+                        relation,
+                        pg_sys::ForkNumber::MAIN_FORKNUM,
+                    ) >= least_pages
+            }
+            _ => false,
+        };
+        pg_sys::RelationClose(relation);
+        large
+    }
+}
+
+/// Queries inside DDL and maintenance statements are not the user's words: never an error there.
+#[pgrx::pg_guard]
+#[allow(ffi_unwind_calls)]
+unsafe extern "C-unwind" fn process_utility(
+    statement: *mut pg_sys::PlannedStmt,
+    query_string: *const c_char,
+    read_only_tree: bool,
+    context: pg_sys::ProcessUtilityContext::Type,
+    params: pg_sys::ParamListInfo,
+    environment: *mut pg_sys::QueryEnvironment,
+    destination: *mut pg_sys::DestReceiver,
+    completion: *mut pg_sys::QueryCompletion,
+) {
+    use pg_sys::NodeTag;
+    let depth = UTILITY_DEPTH.get();
+    // SAFETY: PostgreSQL's own arguments; no destructor lives across the call. An ERROR leaves the
+    // depth raised, which the next top-level statement corrects.
+    unsafe {
+        let user_query = matches!(
+            (*(*statement).utilityStmt).type_,
+            NodeTag::T_ExplainStmt
+                | NodeTag::T_ExecuteStmt
+                | NodeTag::T_PrepareStmt
+                | NodeTag::T_CallStmt
+                | NodeTag::T_DoStmt
+                | NodeTag::T_CopyStmt
+                | NodeTag::T_FetchStmt
+                | NodeTag::T_DeclareCursorStmt
+        );
+        let base = if context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL {
+            0
+        } else {
+            depth
+        };
+        UTILITY_DEPTH.set(base + u32::from(!user_query));
+        match PREVIOUS_UTILITY {
+            Some(previous) => previous(
+                statement, query_string, read_only_tree, context, params, environment, destination,
+                completion,
+            ),
+            None => standard_process_utility(
+                statement, query_string, read_only_tree, context, params, environment, destination,
+                completion,
+            ),
+        }
+    }
+    UTILITY_DEPTH.set(depth);
+}
+
+unsafe extern "C-unwind" {
+    #[link_name = "standard_ProcessUtility"]
+    fn standard_process_utility(
+        statement: *mut pg_sys::PlannedStmt,
+        query_string: *const c_char,
+        read_only_tree: bool,
+        context: pg_sys::ProcessUtilityContext::Type,
+        params: pg_sys::ParamListInfo,
+        environment: *mut pg_sys::QueryEnvironment,
+        destination: *mut pg_sys::DestReceiver,
+        completion: *mut pg_sys::QueryCompletion,
+    );
+}

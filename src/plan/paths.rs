@@ -1,0 +1,266 @@
+//! The GranuleScan path: a partial path for a table whose granules several servers may scan.
+
+use super::private::{GranuleScanPrivate, Refused, to_list};
+use super::shippable::{self, Findings};
+use super::state::{self, Planning};
+use crate::exec::granule_scan;
+use crate::settings;
+use parallel_replicas_core::reason::Reason;
+use pgrx::pg_sys;
+use std::ffi::CStr;
+
+static mut PREVIOUS: pg_sys::set_rel_pathlist_hook_type = None;
+
+static PATH_METHODS: PathMethods = PathMethods(pg_sys::CustomPathMethods {
+    CustomName: GRANULE_SCAN_NAME.as_ptr(),
+    PlanCustomPath: Some(plan_custom_path),
+    ReparameterizeCustomPathByChild: None,
+});
+
+/// As EXPLAIN shows it, and as plans on the wire name it.
+pub const GRANULE_SCAN_NAME: &CStr = c"GranuleScan";
+
+struct PathMethods(pg_sys::CustomPathMethods);
+
+// SAFETY: read only, pointers to static data.
+unsafe impl Sync for PathMethods {}
+
+/// Installs the hook. Once, from the library's initialisation.
+pub fn init() {
+    // SAFETY: single-threaded start of the server.
+    unsafe {
+        PREVIOUS = pg_sys::set_rel_pathlist_hook;
+        pg_sys::set_rel_pathlist_hook = Some(set_rel_pathlist);
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn set_rel_pathlist(
+    root: *mut pg_sys::PlannerInfo,
+    rel: *mut pg_sys::RelOptInfo,
+    rti: pg_sys::Index,
+    rte: *mut pg_sys::RangeTblEntry,
+) {
+    // SAFETY: the planner's own arguments; the previous hook goes through pgrx's guard.
+    unsafe {
+        if let Some(previous) = PREVIOUS {
+            pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                #[allow(ffi_unwind_calls)]
+                previous(root, rel, rti, rte)
+            });
+        }
+        if !state::is_active() || (*rte).rtekind != pg_sys::RTEKind::RTE_RELATION || (*rte).inh {
+            return;
+        }
+        match consider(root, rel, rte) {
+            Verdict::NotOurs => {}
+            Verdict::Refused(why) => {
+                state::with_current(|planning| {
+                    planning.eligible_scans += 1;
+                    planning.refuse(why);
+                });
+            }
+            Verdict::Offer => {
+                state::with_current(|planning| {
+                    planning.eligible_scans += 1;
+                    planning.offered_scans += 1;
+                    offer(root, rel, planning);
+                });
+            }
+        }
+    }
+}
+
+enum Verdict {
+    /// A catalog, a small table in the mode where that matters, nothing to scan.
+    NotOurs,
+    Refused(Refused),
+    Offer,
+}
+
+/// # Safety
+/// The planner's arguments, for a plain relation.
+unsafe fn consider(
+    root: *mut pg_sys::PlannerInfo,
+    rel: *mut pg_sys::RelOptInfo,
+    rte: *mut pg_sys::RangeTblEntry,
+) -> Verdict {
+    // SAFETY: as the caller says.
+    unsafe {
+        if (*rte).relid.to_u32() < shippable::FIRST_NORMAL_OBJECT_ID || pg_sys::is_dummy_rel(rel) {
+            return Verdict::NotOurs;
+        }
+        let refuse =
+            |reason| Verdict::Refused(Refused::new(reason, shippable::relation_name((*rte).relid)));
+        if let Some(reason) = shippable::relation_reason((*rte).relid) {
+            return refuse(reason);
+        }
+        if !(*rte).tablesample.is_null() {
+            return refuse(Reason::TableSample);
+        }
+        if !(*(*root).glob).parallelModeOK || !(*rel).consider_parallel {
+            return refuse(Reason::NotParallelSafe);
+        }
+        if !(*rel).lateral_relids.is_null() {
+            return refuse(Reason::CorrelatedParameter);
+        }
+        let mut findings = Findings::default();
+        let target = (*(*rel).reltarget).exprs;
+        for expression in [(*rel).baserestrictinfo.cast(), target.cast()] {
+            if let Err(why) = shippable::expression(expression, &mut findings) {
+                return Verdict::Refused(why);
+            }
+        }
+        let force = state::with_current(|planning| planning.force).unwrap_or(false);
+        if !force && local_workers(rel, i32::MAX) == 0 {
+            return refuse(Reason::TooSmall);
+        }
+        Verdict::Offer
+    }
+}
+
+/// Workers that PostgreSQL would use for a parallel scan of this table, by its size.
+///
+/// # Safety
+/// `rel` is a base relation with its size estimated.
+unsafe fn local_workers(rel: *mut pg_sys::RelOptInfo, limit: i32) -> i32 {
+    // SAFETY: as the caller says.
+    unsafe { pg_sys::compute_parallel_worker(rel, f64::from((*rel).pages), -1.0, limit) }
+}
+
+/// # Safety
+/// As for [`consider`], which said that the table is fit.
+unsafe fn offer(
+    root: *mut pg_sys::PlannerInfo,
+    rel: *mut pg_sys::RelOptInfo,
+    planning: &Planning,
+) {
+    // SAFETY: as the caller says; the path is allocated by the planner's makeNode.
+    unsafe {
+        let local = if planning.local_plan {
+            local_workers(rel, planning.local_workers_limit)
+        } else {
+            0
+        };
+        let path =
+            pgrx::PgBox::<pg_sys::CustomPath>::alloc_node(pg_sys::NodeTag::T_CustomPath).into_pg();
+        let base = &raw mut (*path).path;
+        (*base).pathtype = pg_sys::NodeTag::T_CustomScan;
+        (*base).parent = rel;
+        (*base).pathtarget = (*rel).reltarget;
+        (*base).parallel_aware = true;
+        (*base).parallel_safe = true;
+        (*base).parallel_workers = (local + planning.links() as i32).max(1);
+        cost(rel, base, local, planning);
+        (*path).flags = pg_sys::CUSTOMPATH_SUPPORT_PROJECTION;
+        (*path).methods = &PATH_METHODS.0;
+        (*path).custom_private = to_list(&GranuleScanPrivate {
+            local_workers: local,
+            granule_blocks: settings::granule_blocks(),
+        });
+        if planning.force {
+            keep_whole_scans_only(root, rel);
+        }
+        pg_sys::add_partial_path(rel, base);
+    }
+}
+
+/// Costs as costsize.c gives a parallel sequential scan, with two differences: every server reads
+/// its own share from its own disk, and starting costs more.
+///
+/// # Safety
+/// As for [`offer`].
+unsafe fn cost(
+    rel: *mut pg_sys::RelOptInfo,
+    path: *mut pg_sys::Path,
+    local: i32,
+    planning: &Planning,
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let local_processes = if planning.local_plan { f64::from(local.max(1)) } else { 0.0 };
+        let processes = (local_processes + planning.links() as f64).max(1.0);
+        let servers =
+            (planning.replicas_used as f64 + f64::from(u8::from(planning.local_plan))).max(1.0);
+        let mut qual = (*rel).baserestrictcost;
+        let target = (*(*path).pathtarget).cost;
+        let mut page_cost = 0.0;
+        pg_sys::get_tablespace_page_costs(
+            (*rel).reltablespace,
+            std::ptr::null_mut(),
+            &mut page_cost,
+        );
+        qual.startup += target.startup;
+        let per_tuple = pg_sys::cpu_tuple_cost + qual.per_tuple;
+        let run = page_cost * f64::from((*rel).pages) / servers
+            + per_tuple * (*rel).tuples / processes
+            + target.per_tuple * (*rel).rows / processes;
+        let mut startup = qual.startup + settings::setup_cost();
+        let mut total = startup + run;
+        if planning.force {
+            // Cheaper than anything else, but still in proportion, for joins.
+            startup = 0.0;
+            total = run * 1e-6;
+        }
+        (*path).rows = pg_sys::clamp_row_est((*rel).rows / processes);
+        (*path).startup_cost = startup;
+        (*path).total_cost = total;
+    }
+}
+
+/// Under force, leaves of the ways to read the whole table only the plain one, which joins need
+/// for inner sides; index scans that a join parameterises stay.
+///
+/// # Safety
+/// `rel` is a base relation whose paths are being made.
+unsafe fn keep_whole_scans_only(
+    root: *mut pg_sys::PlannerInfo,
+    rel: *mut pg_sys::RelOptInfo,
+) {
+    // SAFETY: as the caller says. A new list, because the planner may hold the old one.
+    unsafe {
+        let mut kept = std::ptr::null_mut();
+        let mut plain = false;
+        for path in crate::pg::plan::items::<pg_sys::Path>((*rel).pathlist) {
+            let is_plain = (*path).pathtype == pg_sys::NodeTag::T_SeqScan;
+            plain |= is_plain;
+            if is_plain || !(*path).param_info.is_null() {
+                kept = pg_sys::lappend(kept, path.cast());
+            }
+        }
+        if !plain {
+            let scan = pg_sys::create_seqscan_path(
+                root,
+                rel,
+                std::ptr::null_mut(),
+                0,
+            );
+            kept = pg_sys::lappend(kept, scan.cast());
+        }
+        (*rel).pathlist = kept;
+        (*rel).partial_pathlist = std::ptr::null_mut();
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn plan_custom_path(
+    _root: *mut pg_sys::PlannerInfo,
+    rel: *mut pg_sys::RelOptInfo,
+    path: *mut pg_sys::CustomPath,
+    tlist: *mut pg_sys::List,
+    clauses: *mut pg_sys::List,
+    _custom_plans: *mut pg_sys::List,
+) -> *mut pg_sys::Plan {
+    // SAFETY: the planner's own arguments.
+    unsafe {
+        let scan =
+            pgrx::PgBox::<pg_sys::CustomScan>::alloc_node(pg_sys::NodeTag::T_CustomScan).into_pg();
+        (*scan).scan.plan.targetlist = tlist;
+        (*scan).scan.plan.qual = pg_sys::extract_actual_clauses(clauses, false);
+        (*scan).scan.scanrelid = (*rel).relid;
+        (*scan).flags = (*path).flags;
+        (*scan).custom_private = (*path).custom_private;
+        (*scan).methods = granule_scan::scan_methods();
+        (&raw mut (*scan).scan.plan).cast()
+    }
+}

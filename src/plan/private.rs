@@ -1,0 +1,111 @@
+//! What the planner tells the executor about our two nodes: one JSON text in a String node, which
+//! PostgreSQL can copy, print and read back.
+
+use parallel_replicas_core::reason::Reason;
+use pgrx::pg_sys;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::ffi::{CStr, CString};
+
+/// Of a GranuleScan.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct GranuleScanPrivate {
+    /// Workers that PostgreSQL itself would use for this scan on this server.
+    pub local_workers: i32,
+    pub granule_blocks: u32,
+}
+
+/// A replica as the plan names it. Host and port are looked up when the plan runs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PlannedReplica {
+    pub server: u32,
+    pub name: String,
+    pub weight: u32,
+}
+
+/// How the ordered output of participants is merged; absent where order does not matter.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MergeKey {
+    pub column: i16,
+    pub operator: u32,
+    pub collation: u32,
+    pub nulls_first: bool,
+}
+
+/// Of a ParallelReplicas.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ParallelReplicasPrivate {
+    pub local_workers: i32,
+    pub links_per_replica: u32,
+    pub replicas: Vec<PlannedReplica>,
+    /// Replicas that the cluster has, whether or not the limits admit them.
+    pub available: u32,
+    pub local_plan: bool,
+    pub force: bool,
+    /// A task's rows are complete when the task is.
+    pub streaming: bool,
+    pub merge: Vec<MergeKey>,
+    /// InitPlan outputs that the fragment reads.
+    pub init_params: Vec<i32>,
+    pub rescan_param: i32,
+    /// Relations that the fragment reads: range table index and object id.
+    pub relations: Vec<(u32, u32)>,
+    pub collations: Vec<u32>,
+    /// Some expression depends on the session's time zone.
+    pub time_zone: bool,
+    /// Some expression has to be evaluated before shipping.
+    pub fold: bool,
+}
+
+/// Why a plan could not use replicas, with what it was about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    pub reason: Reason,
+    /// A table, function or node; empty where there is none.
+    pub about: String,
+}
+
+impl Refused {
+    pub fn new(reason: Reason, about: impl Into<String>) -> Self {
+        Refused { reason, about: about.into() }
+    }
+
+    /// For EXPLAIN and the detail of errors.
+    pub fn describe(&self) -> String {
+        if self.about.is_empty() {
+            self.reason.text().to_owned()
+        } else {
+            format!("{} ({})", self.reason.text(), self.about)
+        }
+    }
+}
+
+/// Wraps a value for `custom_private`.
+pub fn to_list<T: Serialize>(value: &T) -> *mut pg_sys::List {
+    let json = serde_json::to_string(value).unwrap_or_default();
+    let json = CString::new(json).unwrap_or_default();
+    // SAFETY: pstrdup copies into the current memory context, which the planner chose.
+    unsafe {
+        let node = pg_sys::makeString(pg_sys::pstrdup(json.as_ptr()));
+        pg_sys::lappend(std::ptr::null_mut(), node.cast())
+    }
+}
+
+/// Reads back what [`to_list`] made; None for anything else.
+///
+/// # Safety
+/// `list` is null or a valid list of nodes.
+pub unsafe fn from_list<T: DeserializeOwned>(list: *mut pg_sys::List) -> Option<T> {
+    // SAFETY: as the caller says; the node's tag is checked before it is read as a String.
+    let text = unsafe {
+        if list.is_null() || (*list).length != 1 {
+            return None;
+        }
+        let node = (*(*list).elements).ptr_value.cast::<pg_sys::Node>();
+        if node.is_null() || (*node).type_ != pg_sys::NodeTag::T_String {
+            return None;
+        }
+        CStr::from_ptr((*node.cast::<pg_sys::String>()).sval)
+    };
+    serde_json::from_slice(text.to_bytes()).ok()
+}

@@ -1,0 +1,183 @@
+//! Puts ParallelReplicas where PostgreSQL put a Gather or Gather Merge over a shippable fragment.
+
+use super::private::{
+    MergeKey, ParallelReplicasPrivate, PlannedReplica, Refused, from_list, to_list,
+};
+use super::shippable::{self, Findings};
+use super::state::Planning;
+use super::private::GranuleScanPrivate;
+use crate::exec::{granule_scan, parallel_replicas};
+use crate::pg::plan::{cells, children, members};
+use parallel_replicas_core::reason::Reason;
+use pgrx::pg_sys;
+
+/// What every ParallelReplicas of a statement has in common.
+pub struct Replacement {
+    pub links_per_replica: u32,
+    pub local_plan: bool,
+    pub force: bool,
+    pub local_workers_limit: i32,
+    pub available: u32,
+    pub replicas: Vec<PlannedReplica>,
+}
+
+/// Replaces what can be replaced, everywhere in the statement, and returns how many nodes it were.
+/// A Gather that has to stay gets the worker count back that it would have had without us.
+///
+/// # Safety
+/// `statement` is a finished plan that nobody else refers to yet.
+pub unsafe fn gathers(
+    statement: *mut pg_sys::PlannedStmt,
+    replacement: &Replacement,
+    planning: &mut Planning,
+) -> usize {
+    let mut replaced = 0;
+    // SAFETY: as the caller says.
+    unsafe {
+        let mut places = vec![&raw mut (*statement).planTree];
+        places.extend(cells::<pg_sys::Plan>((*statement).subplans));
+        while let Some(place) = places.pop() {
+            let plan = *place;
+            if plan.is_null() {
+                continue;
+            }
+            let tag = (*plan).type_;
+            if tag == pg_sys::NodeTag::T_Gather || tag == pg_sys::NodeTag::T_GatherMerge {
+                match replace_one(place, statement, replacement) {
+                    Ok(()) => {
+                        replaced += 1;
+                        continue;
+                    }
+                    Err(why) => {
+                        planning.refuse(why);
+                        restore_workers(plan, replacement.local_workers_limit);
+                    }
+                }
+            }
+            places.extend(children(plan));
+        }
+    }
+    replaced
+}
+
+/// # Safety
+/// `place` holds a Gather or Gather Merge of `statement`.
+unsafe fn replace_one(
+    place: *mut *mut pg_sys::Plan,
+    statement: *mut pg_sys::PlannedStmt,
+    replacement: &Replacement,
+) -> Result<(), Refused> {
+    // SAFETY: as the caller says.
+    unsafe {
+        let plan = *place;
+        let mut merge = Vec::new();
+        let (init_params, rescan_param) = if (*plan).type_ == pg_sys::NodeTag::T_Gather {
+            let gather = plan.cast::<pg_sys::Gather>();
+            if (*gather).single_copy {
+                return Err(Refused::new(Reason::PlanNode, "single-copy Gather"));
+            }
+            ((*gather).initParam, (*gather).rescan_param)
+        } else {
+            let gather = plan.cast::<pg_sys::GatherMerge>();
+            for index in 0..(*gather).numCols as usize {
+                merge.push(MergeKey {
+                    column: *(*gather).sortColIdx.add(index),
+                    operator: (*(*gather).sortOperators.add(index)).to_u32(),
+                    collation: (*(*gather).collations.add(index)).to_u32(),
+                    nulls_first: *(*gather).nullsFirst.add(index),
+                });
+            }
+            ((*gather).initParam, (*gather).rescan_param)
+        };
+        let init_params = members(init_params);
+        let fragment = (*plan).lefttree;
+        let findings =
+            shippable::fragment(fragment, (*statement).rtable, &init_params, rescan_param)?;
+        let private = private(replacement, &findings, fragment, merge, init_params, rescan_param);
+        *place = custom_scan(plan, &private);
+        (*statement).parallelModeNeeded = true;
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `fragment` is a valid plan.
+unsafe fn private(
+    replacement: &Replacement,
+    findings: &Findings,
+    fragment: *mut pg_sys::Plan,
+    merge: Vec<MergeKey>,
+    init_params: Vec<i32>,
+    rescan_param: i32,
+) -> ParallelReplicasPrivate {
+    ParallelReplicasPrivate {
+        local_workers: findings.local_workers,
+        links_per_replica: replacement.links_per_replica,
+        replicas: replacement.replicas.clone(),
+        available: replacement.available,
+        local_plan: replacement.local_plan,
+        force: replacement.force,
+        // SAFETY: as the caller says.
+        streaming: merge.is_empty() && unsafe { shippable::is_streaming(fragment) },
+        merge,
+        init_params,
+        rescan_param,
+        relations: findings.relations.iter().map(|(index, oid)| (*index, *oid)).collect(),
+        collations: findings.collations.iter().copied().collect(),
+        time_zone: findings.time_zone,
+        fold: findings.fold,
+    }
+}
+
+/// A ParallelReplicas in the place of `gather`: same target list, same costs, same child. The
+/// target list goes on referring to the child's output, as a Gather's does.
+///
+/// # Safety
+/// `gather` is a Gather or Gather Merge, whose parts are taken over.
+unsafe fn custom_scan(
+    gather: *mut pg_sys::Plan,
+    private: &ParallelReplicasPrivate,
+) -> *mut pg_sys::Plan {
+    // SAFETY: as the caller says; Plan is the first field of every plan node.
+    unsafe {
+        let scan =
+            pgrx::PgBox::<pg_sys::CustomScan>::alloc_node(pg_sys::NodeTag::T_CustomScan).into_pg();
+        (*scan).scan.plan = std::ptr::read(gather);
+        (*scan).scan.plan.type_ = pg_sys::NodeTag::T_CustomScan;
+        (*scan).custom_private = to_list(private);
+        (*scan).methods = parallel_replicas::scan_methods();
+        (&raw mut (*scan).scan.plan).cast()
+    }
+}
+
+/// # Safety
+/// `plan` is a Gather or Gather Merge.
+unsafe fn restore_workers(plan: *mut pg_sys::Plan, limit: i32) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let wanted = granule_scan_workers((*plan).lefttree).unwrap_or(limit).min(limit);
+        if (*plan).type_ == pg_sys::NodeTag::T_Gather {
+            let gather = plan.cast::<pg_sys::Gather>();
+            (*gather).num_workers = (*gather).num_workers.min(wanted);
+        } else {
+            let gather = plan.cast::<pg_sys::GatherMerge>();
+            (*gather).num_workers = (*gather).num_workers.min(wanted);
+        }
+    }
+}
+
+/// Local workers that the granule scans below want, None if there is none.
+///
+/// # Safety
+/// `plan` is a valid plan.
+unsafe fn granule_scan_workers(plan: *mut pg_sys::Plan) -> Option<i32> {
+    // SAFETY: as the caller says.
+    unsafe {
+        let scan = plan.cast::<pg_sys::CustomScan>();
+        if (*plan).type_ == pg_sys::NodeTag::T_CustomScan && granule_scan::is_granule_scan(scan) {
+            return from_list::<GranuleScanPrivate>((*scan).custom_private)
+                .map(|private| private.local_workers);
+        }
+        children(plan).into_iter().filter_map(|place| granule_scan_workers(*place)).max()
+    }
+}

@@ -1,0 +1,497 @@
+//! May a piece of plan run on a replica? An allow-list of nodes and expressions.
+//!
+//! Used twice: by the planner on the coordinator, and by `serve` on a plan that arrived, which
+//! must stand the same test again. What is not named here is refused, so that a new PostgreSQL
+//! node or expression is executed locally until somebody has thought about it.
+
+use super::functions;
+use super::private::{GranuleScanPrivate, Refused, from_list};
+use crate::exec::granule_scan;
+use crate::pg::plan::{Walk, children, every_node, expressions, items, members, node_name};
+use parallel_replicas_core::reason::Reason;
+use pgrx::pg_sys;
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::ffi::{CStr, c_void};
+
+/// Object ids below this belong to PostgreSQL itself (transam.h FirstNormalObjectId).
+pub const FIRST_NORMAL_OBJECT_ID: u32 = 16_384;
+
+/// What shipping a fragment entails.
+#[derive(Debug, Default)]
+pub struct Findings {
+    /// Range table index and object id of each relation that is read.
+    pub relations: BTreeMap<u32, u32>,
+    /// Collations that comparisons and pattern matches use.
+    pub collations: BTreeSet<u32>,
+    /// Some function reads the session's time zone.
+    pub time_zone: bool,
+    /// Some column-free stable expression has to become a constant first.
+    pub fold: bool,
+    /// Granule scans found.
+    pub scans: usize,
+    /// Most local workers that any of them wants.
+    pub local_workers: i32,
+}
+
+/// Checks the fragment below a Gather. `init_params` are InitPlan outputs that will be shipped.
+///
+/// # Safety
+/// `plan` is a finished plan tree of a statement with range table `rtable`.
+pub unsafe fn fragment(
+    plan: *mut pg_sys::Plan,
+    rtable: *mut pg_sys::List,
+    init_params: &[i32],
+    rescan_param: i32,
+) -> Result<Findings, Refused> {
+    let mut findings = Findings::default();
+    // SAFETY: as the caller says.
+    unsafe {
+        let outside = members((*plan).extParam);
+        if outside.iter().any(|param| *param != rescan_param && !init_params.contains(param)) {
+            return Err(Refused::new(Reason::CorrelatedParameter, ""));
+        }
+        for entry in items::<pg_sys::TargetEntry>((*plan).targetlist) {
+            let kind = pg_sys::exprType((*entry).expr.cast());
+            if kind == pg_sys::RECORDOID || kind == pg_sys::RECORDARRAYOID {
+                return Err(Refused::new(Reason::RecordOutput, ""));
+            }
+        }
+        node(plan, rtable, true, &mut findings)?;
+    }
+    if findings.scans == 0 {
+        return Err(Refused::new(Reason::PlannerChoice, ""));
+    }
+    Ok(findings)
+}
+
+/// `leading`: on the path from the top to the granule scan, where each participant sees a share of
+/// the rows; off it, everybody sees all of them.
+///
+/// # Safety
+/// As for [`fragment`].
+unsafe fn node(
+    plan: *mut pg_sys::Plan,
+    rtable: *mut pg_sys::List,
+    leading: bool,
+    findings: &mut Findings,
+) -> Result<(), Refused> {
+    use pg_sys::NodeTag;
+    // SAFETY: as the caller says; tags tell types.
+    unsafe {
+        let refuse = || Refused::new(Reason::PlanNode, node_name(plan.cast()));
+        if !(*plan).initPlan.is_null() {
+            return Err(Refused::new(Reason::SubPlan, node_name(plan.cast())));
+        }
+        // An Append may stay parallel-aware: without shared memory each process visits every child.
+        let tag = (*plan).type_;
+        if (*plan).parallel_aware && tag != NodeTag::T_CustomScan && tag != NodeTag::T_Append {
+            return Err(refuse());
+        }
+        match tag {
+            NodeTag::T_CustomScan => {
+                let scan = plan.cast::<pg_sys::CustomScan>();
+                if !leading || !granule_scan::is_granule_scan(scan) {
+                    return Err(refuse());
+                }
+                let Some(private) = from_list::<GranuleScanPrivate>((*scan).custom_private) else {
+                    return Err(refuse());
+                };
+                findings.scans += 1;
+                findings.local_workers = findings.local_workers.max(private.local_workers);
+                relation((*scan).scan.scanrelid, rtable, findings)?;
+            }
+            NodeTag::T_Append => {
+                let append = plan.cast::<pg_sys::Append>();
+                if !(*append).part_prune_info.is_null() {
+                    return Err(Refused::new(Reason::PlanNode, "run-time partition pruning"));
+                }
+                if leading && (*append).first_partial_plan != 0 {
+                    return Err(Refused::new(Reason::PlanNode, "Append of whole and partial scans"));
+                }
+            }
+            NodeTag::T_SeqScan
+            | NodeTag::T_IndexScan
+            | NodeTag::T_IndexOnlyScan
+            | NodeTag::T_BitmapHeapScan
+            | NodeTag::T_BitmapIndexScan
+                if !leading =>
+            {
+                relation((*plan.cast::<pg_sys::Scan>()).scanrelid, rtable, findings)?;
+            }
+            NodeTag::T_BitmapAnd
+            | NodeTag::T_BitmapOr
+            | NodeTag::T_ValuesScan
+            | NodeTag::T_FunctionScan
+            | NodeTag::T_Hash
+            | NodeTag::T_Memoize
+                if !leading => {}
+            NodeTag::T_Agg => {
+                let agg = plan.cast::<pg_sys::Agg>();
+                let partial = (*agg).aggsplit as u32 & pg_sys::AGGSPLITOP_SKIPFINAL != 0;
+                // A full aggregation step on a share of the rows is right only where it just drops
+                // duplicates, as core plans DISTINCT; the coordinator drops the rest.
+                if leading && !partial && has_aggregates(plan) {
+                    return Err(refuse());
+                }
+                collations((*agg).grpCollations, (*agg).numCols, findings);
+            }
+            NodeTag::T_Sort => {
+                let sort = plan.cast::<pg_sys::Sort>();
+                collations((*sort).collations, (*sort).numCols, findings);
+            }
+            NodeTag::T_IncrementalSort => {
+                let sort = plan.cast::<pg_sys::Sort>();
+                collations((*sort).collations, (*sort).numCols, findings);
+            }
+            NodeTag::T_Unique => {
+                let unique = plan.cast::<pg_sys::Unique>();
+                collations((*unique).uniqCollations, (*unique).numCols, findings);
+            }
+            NodeTag::T_Group => {
+                let group = plan.cast::<pg_sys::Group>();
+                collations((*group).grpCollations, (*group).numCols, findings);
+            }
+            NodeTag::T_Material if !leading => {}
+            NodeTag::T_MergeAppend if !leading => {
+                let append = plan.cast::<pg_sys::MergeAppend>();
+                collations((*append).collations, (*append).numCols, findings);
+            }
+            NodeTag::T_Result | NodeTag::T_ProjectSet | NodeTag::T_SubqueryScan => {}
+            NodeTag::T_NestLoop | NodeTag::T_HashJoin | NodeTag::T_MergeJoin => {}
+            _ => return Err(refuse()),
+        }
+        for expression in expressions(plan) {
+            self::expression(expression, findings)?;
+        }
+        let join = matches!(
+            tag,
+            NodeTag::T_NestLoop | NodeTag::T_HashJoin | NodeTag::T_MergeJoin
+        );
+        for place in children(plan) {
+            let inner = join && *place == (*plan).righttree;
+            node(*place, rtable, leading && !inner, findings)?;
+        }
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `plan` is a valid plan node.
+unsafe fn has_aggregates(plan: *mut pg_sys::Plan) -> bool {
+    // SAFETY: as the caller says.
+    let expressions = unsafe { expressions(plan) };
+    !expressions.into_iter().all(|expression| {
+        // SAFETY: an expression of the node.
+        unsafe {
+            every_node(expression, &mut |node| {
+                if (*node).type_ == pg_sys::NodeTag::T_Aggref { Walk::Stop } else { Walk::Down }
+            })
+        }
+    })
+}
+
+/// # Safety
+/// `array` is null or has `length` elements.
+unsafe fn collations(array: *const pg_sys::Oid, length: i32, findings: &mut Findings) {
+    for index in 0..length.max(0) as usize {
+        // SAFETY: as the caller says.
+        let collation = unsafe { *array.add(index) }.to_u32();
+        if collation != 0 {
+            findings.collations.insert(collation);
+        }
+    }
+}
+
+/// Only permanent heap tables and materialised views: nothing else is the same on a standby.
+///
+/// # Safety
+/// `rtable` is the statement's range table, `index` within it.
+unsafe fn relation(
+    index: u32,
+    rtable: *mut pg_sys::List,
+    findings: &mut Findings,
+) -> Result<(), Refused> {
+    // SAFETY: as the caller says.
+    unsafe {
+        let Some(entry) = items::<pg_sys::RangeTblEntry>(rtable).nth(index as usize - 1) else {
+            return Err(Refused::new(Reason::PlanNode, "range table"));
+        };
+        let oid = (*entry).relid;
+        if let Some(reason) = relation_reason(oid) {
+            return Err(Refused::new(reason, relation_name(oid)));
+        }
+        findings.relations.insert(index, oid.to_u32());
+    }
+    Ok(())
+}
+
+/// Why this relation cannot be read on a replica; None if it can.
+///
+/// # Safety
+/// In a transaction.
+pub unsafe fn relation_reason(oid: pg_sys::Oid) -> Option<Reason> {
+    if oid.to_u32() < FIRST_NORMAL_OBJECT_ID {
+        return Some(Reason::CatalogTable);
+    }
+    // SAFETY: catalog cache lookups; the tuple is released.
+    unsafe {
+        let tuple = pg_sys::SearchSysCache1(
+            pg_sys::SysCacheIdentifier::RELOID as i32,
+            pg_sys::Datum::from(oid),
+        );
+        if tuple.is_null() {
+            return Some(Reason::AccessMethod);
+        }
+        let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_class>();
+        let reason = class_reason(&*form);
+        pg_sys::ReleaseSysCache(tuple);
+        reason
+    }
+}
+
+/// The same for a pg_class row at hand.
+pub fn class_reason(class: &pg_sys::FormData_pg_class) -> Option<Reason> {
+    match class.relkind as u8 {
+        b'r' | b'm' => {}
+        b'f' => return Some(Reason::ForeignTable),
+        _ => return Some(Reason::AccessMethod),
+    }
+    match class.relpersistence as u8 {
+        b'p' => {}
+        b't' => return Some(Reason::TemporaryTable),
+        _ => return Some(Reason::UnloggedTable),
+    }
+    (class.relam != pg_sys::HEAP_TABLE_AM_OID).then_some(Reason::AccessMethod)
+}
+
+/// The relation's name, for messages.
+///
+/// # Safety
+/// In a transaction.
+pub unsafe fn relation_name(oid: pg_sys::Oid) -> String {
+    // SAFETY: get_rel_name answers null or a C string.
+    unsafe { name_or_oid(pg_sys::get_rel_name(oid), oid) }
+}
+
+/// # Safety
+/// `name` is null or a C string.
+unsafe fn name_or_oid(name: *const std::ffi::c_char, oid: pg_sys::Oid) -> String {
+    if name.is_null() {
+        oid.to_u32().to_string()
+    } else {
+        // SAFETY: as the caller says.
+        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+    }
+}
+
+/// Checks one expression or list of them.
+///
+/// # Safety
+/// `root` is null or a valid expression.
+pub unsafe fn expression(
+    root: *mut pg_sys::Node,
+    findings: &mut Findings,
+) -> Result<(), Refused> {
+    let mut refused = None;
+    let mut visit = |node: *mut pg_sys::Node| {
+        // SAFETY: the walker only visits valid nodes.
+        match unsafe { expression_node(node, findings) } {
+            Ok(walk) => walk,
+            Err(why) => {
+                refused = Some(why);
+                Walk::Stop
+            }
+        }
+    };
+    // SAFETY: as the caller says.
+    unsafe { every_node(root, &mut visit) };
+    refused.map_or(Ok(()), Err)
+}
+
+/// # Safety
+/// `node` is a valid expression node.
+unsafe fn expression_node(
+    node: *mut pg_sys::Node,
+    findings: &mut Findings,
+) -> Result<Walk, Refused> {
+    use pg_sys::NodeTag;
+    // SAFETY: tags tell types.
+    unsafe {
+        match (*node).type_ {
+            NodeTag::T_SubPlan | NodeTag::T_AlternativeSubPlan => {
+                return Err(Refused::new(Reason::SubPlan, ""));
+            }
+            NodeTag::T_SQLValueFunction => {
+                findings.fold = true;
+                return Ok(Walk::Skip);
+            }
+            NodeTag::T_List
+            | NodeTag::T_IntList
+            | NodeTag::T_OidList
+            | NodeTag::T_TargetEntry
+            | NodeTag::T_RestrictInfo
+            | NodeTag::T_PlaceHolderVar
+            | NodeTag::T_RelabelType
+            | NodeTag::T_BoolExpr
+            | NodeTag::T_CaseExpr
+            | NodeTag::T_CaseWhen
+            | NodeTag::T_CaseTestExpr
+            | NodeTag::T_ArrayExpr
+            | NodeTag::T_CoalesceExpr
+            | NodeTag::T_NullTest
+            | NodeTag::T_BooleanTest
+            | NodeTag::T_CollateExpr
+            | NodeTag::T_FieldSelect
+            | NodeTag::T_ConvertRowtypeExpr
+            | NodeTag::T_Param
+            | NodeTag::T_SubscriptingRef
+            | NodeTag::T_ArrayCoerceExpr
+            | NodeTag::T_MinMaxExpr => {}
+            NodeTag::T_Var => {
+                if (*node.cast::<pg_sys::Var>()).vartype == pg_sys::RECORDOID {
+                    return Err(Refused::new(Reason::RecordOutput, ""));
+                }
+            }
+            NodeTag::T_Const => {
+                if (*node.cast::<pg_sys::Const>()).consttype == pg_sys::RECORDOID {
+                    return Err(Refused::new(Reason::RecordOutput, ""));
+                }
+            }
+            NodeTag::T_RowExpr => {
+                if (*node.cast::<pg_sys::RowExpr>()).row_typeid == pg_sys::RECORDOID {
+                    return Err(Refused::new(Reason::RecordOutput, ""));
+                }
+            }
+            NodeTag::T_RowCompareExpr => {
+                let compare = node.cast::<pg_sys::RowCompareExpr>();
+                let list = (*compare).inputcollids;
+                for index in 0..if list.is_null() { 0 } else { (*list).length as usize } {
+                    let collation = (*(*list).elements.add(index)).oid_value.to_u32();
+                    if collation != 0 {
+                        findings.collations.insert(collation);
+                    }
+                }
+            }
+            NodeTag::T_FuncExpr
+            | NodeTag::T_OpExpr
+            | NodeTag::T_DistinctExpr
+            | NodeTag::T_NullIfExpr
+            | NodeTag::T_ScalarArrayOpExpr
+            | NodeTag::T_CoerceViaIO
+            | NodeTag::T_Aggref => {}
+            _ => return Err(Refused::new(Reason::Expression, node_name(node))),
+        }
+        let collation = pg_sys::exprInputCollation(node).to_u32();
+        if collation != 0 {
+            findings.collations.insert(collation);
+        }
+        functions_of(node, findings)
+    }
+}
+
+/// # Safety
+/// `node` is a valid expression node.
+unsafe fn functions_of(
+    node: *mut pg_sys::Node,
+    findings: &mut Findings,
+) -> Result<Walk, Refused> {
+    let mut called = Vec::new();
+    #[pgrx::pg_guard]
+    unsafe extern "C-unwind" fn collect(function: pg_sys::Oid, context: *mut c_void) -> bool {
+        // SAFETY: `context` is the vector below.
+        unsafe { (*context.cast::<Vec<pg_sys::Oid>>()).push(function) };
+        false
+    }
+    // SAFETY: the walker only visits valid nodes; the vector outlives the call.
+    unsafe {
+        pg_sys::check_functions_in_node(node, Some(collect), (&raw mut called).cast());
+        if called.is_empty() {
+            return Ok(Walk::Down);
+        }
+        let volatility: Vec<u8> =
+            called.iter().map(|oid| pg_sys::func_volatile(*oid) as u8).collect();
+        if volatility.contains(&b's') && column_free(node) {
+            findings.fold = true;
+            return Ok(Walk::Skip);
+        }
+        for (oid, volatility) in called.iter().zip(volatility) {
+            let name = name_or_oid(pg_sys::get_func_name(*oid), *oid);
+            let known = oid.to_u32() < FIRST_NORMAL_OBJECT_ID
+                && match volatility {
+                    b'i' => !functions::is_server_specific(&name),
+                    b's' => functions::is_stable_from_settings(&name),
+                    _ => false,
+                };
+            if !known {
+                return Err(Refused::new(Reason::Function, name));
+            }
+            findings.time_zone |= functions::reads_time_zone(&name);
+        }
+    }
+    Ok(Walk::Down)
+}
+
+/// Must this node become a constant before the plan is shipped?
+///
+/// # Safety
+/// `node` is a valid expression.
+pub unsafe fn is_foldable(node: *mut pg_sys::Node) -> bool {
+    let mut findings = Findings::default();
+    // SAFETY: as the caller says. Only these two kinds of node are told to be skipped.
+    unsafe {
+        matches!(expression_node(node, &mut findings), Ok(Walk::Skip)) && findings.fold
+    }
+}
+
+/// Does the expression depend on nothing but settings and constants, so that the coordinator can
+/// evaluate it once for everybody?
+///
+/// # Safety
+/// `node` is a valid expression.
+unsafe fn column_free(node: *mut pg_sys::Node) -> bool {
+    use pg_sys::NodeTag;
+    let mut visit = |node: *mut pg_sys::Node| {
+        // SAFETY: the walker only visits valid nodes.
+        match unsafe { (*node).type_ } {
+            NodeTag::T_Var
+            | NodeTag::T_Param
+            | NodeTag::T_Aggref
+            | NodeTag::T_GroupingFunc
+            | NodeTag::T_WindowFunc
+            | NodeTag::T_CaseTestExpr
+            | NodeTag::T_CoerceToDomainValue
+            | NodeTag::T_SubPlan
+            | NodeTag::T_AlternativeSubPlan
+            | NodeTag::T_PlaceHolderVar
+            | NodeTag::T_CurrentOfExpr => Walk::Stop,
+            _ => Walk::Down,
+        }
+    };
+    // SAFETY: as the caller says.
+    unsafe { every_node(node, &mut visit) && !pg_sys::contain_volatile_functions(node) }
+}
+
+/// Are a task's rows complete when the task is? True where each row of the scan is passed on, or
+/// dropped, before the next one is read.
+///
+/// # Safety
+/// `plan` is a valid fragment.
+pub unsafe fn is_streaming(plan: *mut pg_sys::Plan) -> bool {
+    use pg_sys::NodeTag;
+    // SAFETY: as the caller says.
+    unsafe {
+        match (*plan).type_ {
+            NodeTag::T_CustomScan => true,
+            NodeTag::T_Append => items::<pg_sys::Plan>((*plan.cast::<pg_sys::Append>()).appendplans)
+                .all(|child| is_streaming(child)),
+            NodeTag::T_SubqueryScan => {
+                is_streaming((*plan.cast::<pg_sys::SubqueryScan>()).subplan)
+            }
+            NodeTag::T_Result | NodeTag::T_ProjectSet | NodeTag::T_NestLoop => {
+                !(*plan).lefttree.is_null() && is_streaming((*plan).lefttree)
+            }
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What is known while one statement is being planned.
+//!
+//! Planning nests: a function that the planner evaluates may plan a query of its own. The entries
+//! form a stack; each belongs to the (sub)transaction that pushed it, so that an ERROR, which
+//! never returns to the hook, cannot leave one behind.
+
+use super::private::Refused;
+use crate::cluster::Replica;
+use pgrx::pg_sys;
+use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
+use std::rc::Rc;
+
+/// One planner call that may use replicas.
+pub struct Planning {
+    pub force: bool,
+    /// Replicas to plan with; empty only under force, to be told why not.
+    pub replicas: Rc<[Replica]>,
+    /// How many of them the limits admit.
+    pub replicas_used: usize,
+    pub links_per_replica: usize,
+    pub local_plan: bool,
+    /// `max_parallel_workers_per_gather` as the user set it.
+    pub local_workers_limit: i32,
+    /// Scans of tables that could use replicas, as far as the table is concerned.
+    pub eligible_scans: usize,
+    pub offered_scans: usize,
+    pub refused: Vec<Refused>,
+    subtransaction: pg_sys::SubTransactionId,
+}
+
+impl Planning {
+    /// Processes on replicas.
+    pub fn links(&self) -> usize {
+        self.replicas_used * self.links_per_replica
+    }
+
+    pub fn refuse(&mut self, refused: Refused) {
+        if !self.refused.contains(&refused) && self.refused.len() < 16 {
+            self.refused.push(refused);
+        }
+    }
+}
+
+thread_local! {
+    static STACK: RefCell<Vec<Planning>> = const { RefCell::new(Vec::new()) };
+    static CALLBACKS: Cell<bool> = const { Cell::new(false) };
+    /// Why the statement planned last had to do without replicas, for EXPLAIN.
+    static LAST_REFUSED: RefCell<Option<Refused>> = const { RefCell::new(None) };
+}
+
+/// Everything but the fields that the stack itself manages.
+pub struct Start {
+    pub force: bool,
+    pub replicas: Rc<[Replica]>,
+    pub replicas_used: usize,
+    pub links_per_replica: usize,
+    pub local_plan: bool,
+    pub local_workers_limit: i32,
+}
+
+/// Pushes an entry and returns its position.
+pub fn push(start: Start) -> usize {
+    register_callbacks();
+    // SAFETY: reads this backend's transaction state.
+    let subtransaction = unsafe { pg_sys::GetCurrentSubTransactionId() };
+    STACK.with_borrow_mut(|stack| {
+        stack.push(Planning {
+            force: start.force,
+            replicas: start.replicas,
+            replicas_used: start.replicas_used,
+            links_per_replica: start.links_per_replica,
+            local_plan: start.local_plan,
+            local_workers_limit: start.local_workers_limit,
+            eligible_scans: 0,
+            offered_scans: 0,
+            refused: Vec::new(),
+            subtransaction,
+        });
+        stack.len() - 1
+    })
+}
+
+/// Takes the entry at `position` off, and whatever is above it.
+pub fn pop(position: usize) -> Option<Planning> {
+    STACK.with_borrow_mut(|stack| {
+        stack.truncate(position + 1);
+        (stack.len() == position + 1).then(|| stack.pop()).flatten()
+    })
+}
+
+/// Works on the innermost entry, if any planner call that may use replicas is going on.
+pub fn with_current<T>(f: impl FnOnce(&mut Planning) -> T) -> Option<T> {
+    STACK.with_borrow_mut(|stack| stack.last_mut().map(f))
+}
+
+/// Works on the entry at `position`.
+pub fn with<T>(position: usize, f: impl FnOnce(&mut Planning) -> T) -> Option<T> {
+    STACK.with_borrow_mut(|stack| stack.get_mut(position).map(f))
+}
+
+/// Is any planner call that may use replicas going on?
+pub fn is_active() -> bool {
+    STACK.with_borrow(|stack| !stack.is_empty())
+}
+
+pub fn set_last_refused(refused: Option<Refused>) {
+    LAST_REFUSED.set(refused);
+}
+
+pub fn take_last_refused() -> Option<Refused> {
+    LAST_REFUSED.take()
+}
+
+fn register_callbacks() {
+    if CALLBACKS.replace(true) {
+        return;
+    }
+    // SAFETY: the callbacks live as long as the process.
+    unsafe {
+        pg_sys::RegisterXactCallback(Some(at_transaction_end), std::ptr::null_mut());
+        pg_sys::RegisterSubXactCallback(Some(at_subtransaction_end), std::ptr::null_mut());
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn at_transaction_end(event: pg_sys::XactEvent::Type, _context: *mut c_void) {
+    if event == pg_sys::XactEvent::XACT_EVENT_ABORT {
+        STACK.with_borrow_mut(Vec::clear);
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn at_subtransaction_end(
+    event: pg_sys::SubXactEvent::Type,
+    subtransaction: pg_sys::SubTransactionId,
+    _parent: pg_sys::SubTransactionId,
+    _context: *mut c_void,
+) {
+    if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
+        STACK.with_borrow_mut(|stack| stack.retain(|entry| entry.subtransaction < subtransaction));
+    }
+}

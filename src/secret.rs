@@ -1,0 +1,87 @@
+//! The shared secret that lets a coordinator prove itself to a replica.
+//!
+//! A serialised plan is code: whoever may send one can do anything on the server that runs it. The
+//! secret is a row of a table that only superusers can read and that replication carries to every
+//! standby. A coordinator proves that it knows the secret, and that the frame is its own and meant
+//! for now, by a message authentication code over the replica's nonce and the frame. The secret is
+//! never logged, shown or sent.
+
+use hmac::{Hmac, Mac as _};
+use parallel_replicas_core::frame::{Mac, Nonce};
+use pgrx::pg_sys;
+use sha2::Sha256;
+use std::cell::RefCell;
+
+thread_local! {
+    static CACHED: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
+}
+
+/// Code over nonce and body.
+pub fn authenticate(secret: &[u8], nonce: &Nonce, body: &[u8]) -> Option<Mac> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret).ok()?;
+    mac.update(nonce);
+    mac.update(body);
+    Some(mac.finalize().into_bytes().into())
+}
+
+/// Compares in constant time.
+pub fn verify(secret: &[u8], nonce: &Nonce, body: &[u8], code: &Mac) -> bool {
+    Hmac::<Sha256>::new_from_slice(secret).is_ok_and(|mut mac| {
+        mac.update(nonce);
+        mac.update(body);
+        mac.verify_slice(code).is_ok()
+    })
+}
+
+/// The secret, from this session's memory if it has been read before.
+pub fn cached() -> Option<Vec<u8>> {
+    CACHED.with_borrow_mut(|cached| {
+        if cached.is_none() {
+            *cached = read();
+        }
+        cached.clone()
+    })
+}
+
+/// Forgets what was read: a replica did not accept it.
+pub fn forget() {
+    CACHED.set(None);
+}
+
+/// Reads the secret from its table, whoever the user is. None if the extension is not there.
+pub fn read() -> Option<Vec<u8>> {
+    // SAFETY: in a transaction. The relation is locked while it is read, the snapshot registered
+    // while it is used; everything is given back in order.
+    unsafe {
+        let namespace = pg_sys::get_namespace_oid(c"parallel_replicas".as_ptr(), true);
+        if namespace == pg_sys::InvalidOid {
+            return None;
+        }
+        let relid = pg_sys::get_relname_relid(c"secret".as_ptr(), namespace);
+        if relid == pg_sys::InvalidOid {
+            return None;
+        }
+        let relation = pg_sys::table_open(relid, pg_sys::AccessShareLock as i32);
+        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+        let scan = pg_sys::heap_beginscan(
+            relation,
+            snapshot,
+            0,
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+            pg_sys::ScanOptions::SO_TYPE_SEQSCAN | pg_sys::ScanOptions::SO_ALLOW_PAGEMODE,
+        );
+        let tuple = pg_sys::heap_getnext(scan, pg_sys::ScanDirection::ForwardScanDirection);
+        let secret = if tuple.is_null() {
+            None
+        } else {
+            let mut is_null = false;
+            let datum = pg_sys::heap_getattr(tuple, 1, (*relation).rd_att, &mut is_null);
+            <Vec<u8> as pgrx::FromDatum>::from_datum(datum, is_null)
+        };
+        pg_sys::heap_endscan(scan);
+        pg_sys::UnregisterSnapshot(snapshot);
+        pg_sys::table_close(relation, pg_sys::AccessShareLock as i32);
+        secret.filter(|secret| secret.len() >= 32)
+    }
+}

@@ -1,0 +1,409 @@
+//! Executes a fragment whose guards have passed, and sends its rows.
+//!
+//! The executor pulls; the granule scan asks for its next task here, which is also where rows leave:
+//! between two tasks no page is pinned, so waiting for the network cannot hold up replay.
+
+#![allow(ffi_unwind_calls)]
+
+use super::{copy_both, guards};
+use crate::exec::granule_scan::{self, LinkTask};
+use crate::exec::parallel_replicas::collect_scans;
+use crate::pg::wait::now_micros;
+use crate::pg::{executor, ffi, guc, plan, proc};
+use crate::plan::shippable;
+use crate::shm::events::{self, Event};
+use parallel_replicas_core::frame::{
+    self, Announcement, Begin, FragmentReport, ROWS_TARGET_BYTES, Refusal, TaskReport,
+    ToCoordinator, ToReplica,
+};
+use pgrx::pg_sys;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::ffi::{CString, c_void};
+
+/// Bytes of rows of one task that are kept until it ends. Beyond it rows leave in the middle of a
+/// task, with a page pinned.
+const HELD_BYTES_MAX: usize = 8 << 20;
+
+/// State of the exchange while the executor runs.
+#[derive(Default)]
+struct Session {
+    /// Frames that came while nobody waited for one.
+    arrived: VecDeque<ToReplica>,
+    /// The task in work.
+    current: Option<TaskReport>,
+    stopped: bool,
+    /// The rows frame that is being filled, and full ones.
+    rows_frame: Vec<u8>,
+    full_frames: Vec<Vec<u8>>,
+    held_bytes: usize,
+    rows: u64,
+    blocks: u64,
+    waited_us: u64,
+}
+
+thread_local! {
+    static SESSION: RefCell<Session> = RefCell::new(Session::default());
+}
+
+/// Executes the fragment. The caller has checked server, WAL position and snapshot.
+pub fn execute(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
+    SESSION.set(Session::default());
+    // From here on the snapshot protects what it sees, and is protected.
+    proc::install_xmin(begin.snapshot.xmin);
+    push_snapshot(begin);
+    let nest = guc::nest();
+    let result = with_settings(begin, &nest, replay_wait_us);
+    nest.end();
+    // SAFETY: the one that push_snapshot pushed.
+    unsafe { pg_sys::PopActiveSnapshot() };
+    granule_scan::set_link_source(None, None);
+    let session = SESSION.take();
+    events::add(Event::ReadRequestMicroseconds, session.waited_us);
+    result
+}
+
+/// Makes the shipped snapshot the active one. All of its transactions go into the one list that
+/// decides visibility, so the commit log is all that is asked besides.
+fn push_snapshot(begin: &Begin) {
+    let wire = &begin.snapshot;
+    let mut xids: Vec<pg_sys::TransactionId> =
+        wire.in_progress.iter().map(|xid| pg_sys::TransactionId::from(*xid)).collect();
+    let mut snapshot = pg_sys::SnapshotData {
+        snapshot_type: pg_sys::SnapshotType::SNAPSHOT_MVCC,
+        xmin: pg_sys::TransactionId::from(wire.xmin),
+        xmax: pg_sys::TransactionId::from(wire.xmax),
+        xip: xids.as_mut_ptr(),
+        xcnt: xids.len() as u32,
+        curcid: pg_sys::FirstCommandId,
+        ..Default::default()
+    };
+    // SAFETY: PushActiveSnapshot copies a snapshot that is not marked as copied, with its list.
+    unsafe { pg_sys::PushActiveSnapshot(&mut snapshot) };
+}
+
+fn with_settings(begin: &Begin, nest: &guc::Nest, replay_wait_us: u64) -> Result<(), Refusal> {
+    for (name, value) in &begin.settings {
+        let (Ok(name), Ok(value)) = (CString::new(name.as_str()), CString::new(value.as_str()))
+        else {
+            return Err(guards::refusal("setting", "a setting's name or value has a zero byte"));
+        };
+        nest.set(&name, &value);
+    }
+    guards::time_zone(begin)?;
+    guards::lock_relations(begin)?;
+    let (mut user, mut context) = (pg_sys::InvalidOid, 0);
+    // SAFETY: reads and sets this backend's user; an ERROR restores it with the transaction.
+    unsafe {
+        pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
+        pg_sys::SetUserIdAndSecContext(pg_sys::Oid::from(begin.user), begin.security_context);
+    }
+    let result = as_user(begin, replay_wait_us);
+    // SAFETY: as above.
+    unsafe { pg_sys::SetUserIdAndSecContext(user, context) };
+    result
+}
+
+fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
+    // SAFETY: the plan comes from a coordinator of the same build that knows the secret; it is
+    // checked against the allow-list before anything of it is executed.
+    unsafe {
+        let statement = read_plan(begin)?;
+        let parameters = restore_parameters(begin);
+        let query = pg_sys::CreateQueryDesc(
+            statement,
+            c"fragment of a query of another server".as_ptr(),
+            pg_sys::GetActiveSnapshot(),
+            std::ptr::null_mut(),
+            pg_sys::CreateDestReceiver(pg_sys::CommandDest::DestNone),
+            parameters,
+            std::ptr::null_mut(),
+            begin.instrument,
+        );
+        pg_sys::ExecutorStart(query, 0);
+        restore_exec_parameters(begin, query)?;
+        let mut scans = Vec::new();
+        collect_scans((*query).planstate, &mut scans);
+        for (index, scan) in scans.iter().enumerate() {
+            (**scan).scan_index = index as u32;
+        }
+        copy_both::send(&ToCoordinator::Announcement(Announcement {
+            replayed_lsn: proc::replayed().0,
+            replay_wait_us,
+        }));
+        granule_scan::set_link_source(Some(next_task), Some(is_stopped));
+        pg_sys::InstrStartParallelQuery();
+        pg_sys::ffi::pg_guard_ffi_boundary(|| run(query));
+        let mut buffers = pg_sys::BufferUsage::default();
+        let mut wal = pg_sys::WalUsage::default();
+        pg_sys::InstrEndParallelQuery(&mut buffers, &mut wal);
+        send_rows(true);
+        let granules = scans.iter().map(|scan| (**scan).granules_read).sum();
+        events::add(Event::ReadMarks, granules);
+        let report = SESSION.with_borrow(|session| FragmentReport {
+            rows: session.rows,
+            blocks: session.blocks,
+            stopped: session.stopped,
+            instrumentation: Vec::new(),
+            buffer_usage: bytes_of(&buffers),
+            wal_usage: bytes_of(&wal),
+        });
+        let report = FragmentReport {
+            instrumentation: if begin.instrument != 0 {
+                instrumentation((*query).planstate)
+            } else {
+                Vec::new()
+            },
+            ..report
+        };
+        pg_sys::ExecutorFinish(query);
+        pg_sys::ExecutorEnd(query);
+        pg_sys::FreeQueryDesc(query);
+        copy_both::send(&ToCoordinator::FragmentDone(Box::new(report)));
+    }
+    Ok(())
+}
+
+/// Parses the plan and puts it to the same test as the coordinator did.
+///
+/// # Safety
+/// The plan was authenticated.
+unsafe fn read_plan(begin: &Begin) -> Result<*mut pg_sys::PlannedStmt, Refusal> {
+    let text = CString::new(begin.plan.as_slice())
+        .map_err(|_| guards::refusal("plan", "the plan has a zero byte"))?;
+    // SAFETY: as the caller says.
+    unsafe {
+        let statement = pg_sys::stringToNode(text.as_ptr()).cast::<pg_sys::PlannedStmt>();
+        if statement.is_null()
+            || (*statement).type_ != pg_sys::NodeTag::T_PlannedStmt
+            || (*statement).commandType != pg_sys::CmdType::CMD_SELECT
+            || (*statement).planTree.is_null()
+            || !(*statement).subplans.is_null()
+            || !(*statement).rowMarks.is_null()
+        {
+            return Err(guards::refusal("plan", "the plan is not a plain SELECT"));
+        }
+        let fragment = (*statement).planTree;
+        let params: Vec<i32> = plan::members((*fragment).extParam);
+        let findings = shippable::fragment(fragment, (*statement).rtable, &params, -1)
+            .map_err(|refused| guards::refusal("plan", refused.describe()))?;
+        if findings.fold {
+            return Err(guards::refusal("plan", "an expression was not evaluated beforehand"));
+        }
+        let locked = |oid: &u32| begin.relations.iter().any(|relation| relation.oid == *oid);
+        if !findings.relations.values().all(locked) {
+            return Err(guards::refusal("plan", "the plan reads a relation that is not listed"));
+        }
+        let listed = |oid: &u32| {
+            begin.collations.iter().any(|collation| collation.oid == *oid)
+        };
+        if !findings.collations.iter().all(listed) {
+            return Err(guards::refusal("plan", "the plan uses a collation that is not listed"));
+        }
+        Ok(statement)
+    }
+}
+
+/// # Safety
+/// The parameters were authenticated.
+unsafe fn restore_parameters(begin: &Begin) -> pg_sys::ParamListInfo {
+    if begin.parameters.is_empty() {
+        return std::ptr::null_mut();
+    }
+    let mut bytes = begin.parameters.clone();
+    let mut cursor = bytes.as_mut_ptr().cast();
+    // SAFETY: as the caller says; values are copied into palloc'd memory.
+    unsafe { pg_sys::RestoreParamList(&mut cursor) }
+}
+
+/// # Safety
+/// `query` has been started.
+unsafe fn restore_exec_parameters(
+    begin: &Begin,
+    query: *mut pg_sys::QueryDesc,
+) -> Result<(), Refusal> {
+    // SAFETY: as the caller says; numbers are checked against the plan's own count.
+    unsafe {
+        let types = (*(*query).plannedstmt).paramExecTypes;
+        let count = if types.is_null() { 0 } else { (*types).length as u32 };
+        for parameter in &begin.exec_parameters {
+            if parameter.id >= count {
+                return Err(guards::refusal("plan", "a parameter has an unknown number"));
+            }
+            let mut bytes = parameter.datum.clone();
+            let mut cursor = bytes.as_mut_ptr().cast();
+            let value = (*(*query).estate).es_param_exec_vals.add(parameter.id as usize);
+            let old = pg_sys::MemoryContextSwitchTo((*(*query).estate).es_query_cxt);
+            (*value).value = ffi::guarded::datumRestore(&mut cursor, &raw mut (*value).isnull);
+            (*value).execPlan = std::ptr::null_mut();
+            pg_sys::MemoryContextSwitchTo(old);
+        }
+    }
+    Ok(())
+}
+
+/// Runs the plan to its end. Unguarded inside, so that a row costs no more than it must.
+///
+/// # Safety
+/// `query` has been started.
+unsafe fn run(query: *mut pg_sys::QueryDesc) {
+    // SAFETY: as the caller says; nothing with a destructor lives here.
+    unsafe {
+        let estate = (*query).estate;
+        let old = pg_sys::CurrentMemoryContext;
+        pg_sys::CurrentMemoryContext = (*estate).es_query_cxt;
+        let root = (*query).planstate;
+        loop {
+            if !(*estate).es_per_tuple_exprcontext.is_null() {
+                executor::reset_expr_context((*estate).es_per_tuple_exprcontext);
+            }
+            ffi::check_for_interrupts();
+            let slot = ffi::exec_proc_node(root);
+            if executor::is_null(slot) {
+                break;
+            }
+            let mut should_free = false;
+            let tuple = ffi::exec_fetch_slot_minimal_tuple(slot, &mut should_free);
+            if push_row(tuple) {
+                send_rows_guarded();
+            }
+            if should_free {
+                pg_sys::pfree(tuple.cast());
+            }
+        }
+        pg_sys::CurrentMemoryContext = old;
+    }
+}
+
+/// Adds a row to the frames; true if so much has gathered that it must leave now.
+///
+/// # Safety
+/// `tuple` is a valid minimal tuple.
+unsafe fn push_row(tuple: *const pg_sys::MinimalTupleData) -> bool {
+    SESSION.with_borrow_mut(|session| {
+        // SAFETY: as the caller says.
+        let bytes = unsafe {
+            std::slice::from_raw_parts(tuple.cast::<u8>(), (*tuple).t_len as usize)
+        };
+        if session.rows_frame.is_empty() {
+            frame::start_rows(&mut session.rows_frame);
+        }
+        frame::push_row(&mut session.rows_frame, bytes);
+        session.rows += 1;
+        if session.rows_frame.len() >= ROWS_TARGET_BYTES {
+            session.held_bytes += session.rows_frame.len();
+            let next = Vec::with_capacity(ROWS_TARGET_BYTES + 4096);
+            session.full_frames.push(std::mem::replace(&mut session.rows_frame, next));
+        }
+        session.held_bytes > HELD_BYTES_MAX
+    })
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn send_rows_guarded() {
+    send_rows(false);
+}
+
+/// Sends the full frames, and with `all` the one that is being filled.
+fn send_rows(all: bool) {
+    let frames = SESSION.with_borrow_mut(|session| {
+        session.held_bytes = 0;
+        let mut frames = std::mem::take(&mut session.full_frames);
+        if all && !session.rows_frame.is_empty() {
+            frames.push(std::mem::take(&mut session.rows_frame));
+        }
+        frames
+    });
+    for rows in frames {
+        copy_both::send_bytes(&rows);
+        copy_both::flush();
+    }
+}
+
+/// The granule scan has done its task: reports that, with the task's rows, and gets the next one.
+fn next_task(scan: u32) -> Option<LinkTask> {
+    let done = SESSION.with_borrow_mut(|session| session.current.take());
+    match done {
+        Some(report) => {
+            send_rows(true);
+            copy_both::send(&ToCoordinator::TaskDone(report));
+        }
+        None => copy_both::send(&ToCoordinator::Request { scan }),
+    }
+    let started = now_micros();
+    let frame = next_frame();
+    SESSION.with_borrow_mut(|session| {
+        session.waited_us += now_micros() - started;
+        match frame {
+            ToReplica::Task { scan: of, id, start_block, blocks } if of == scan => {
+                session.current = Some(TaskReport { scan, id, blocks });
+                session.blocks += u64::from(blocks);
+                Some(LinkTask { start_block, blocks })
+            }
+            ToReplica::Finish { scan: of } if of == scan => None,
+            ToReplica::Stop => {
+                session.stopped = true;
+                None
+            }
+            _ => crate::error::raise(
+                pgrx::PgSqlErrorCode::ERRCODE_PROTOCOL_VIOLATION,
+                "coordinator sent a frame out of turn",
+                "",
+                "",
+            ),
+        }
+    })
+}
+
+fn next_frame() -> ToReplica {
+    if let Some(frame) = SESSION.with_borrow_mut(|session| session.arrived.pop_front()) {
+        return frame;
+    }
+    copy_both::receive(true).unwrap_or(ToReplica::Stop)
+}
+
+/// Has the coordinator said that it wants no more? Looks, without waiting, at what has arrived.
+fn is_stopped() -> bool {
+    if SESSION.with_borrow(|session| session.stopped) {
+        return true;
+    }
+    while let Some(frame) = copy_both::receive(false) {
+        SESSION.with_borrow_mut(|session| match frame {
+            ToReplica::Stop => session.stopped = true,
+            other => session.arrived.push_back(other),
+        });
+    }
+    SESSION.with_borrow(|session| session.stopped)
+}
+
+/// What the nodes below counted, by plan node id.
+///
+/// # Safety
+/// `root` is a valid plan state.
+unsafe fn instrumentation(root: *mut pg_sys::PlanState) -> Vec<(i32, Vec<u8>)> {
+    #[pgrx::pg_guard]
+    unsafe extern "C-unwind" fn walker(ps: *mut pg_sys::PlanState, context: *mut c_void) -> bool {
+        if ps.is_null() {
+            return false;
+        }
+        // SAFETY: `context` is the vector below; the walker only visits valid states.
+        unsafe {
+            let instrument = (*ps).instrument;
+            if !instrument.is_null() {
+                pg_sys::InstrEndLoop(instrument);
+                (*context.cast::<Vec<(i32, Vec<u8>)>>())
+                    .push(((*(*ps).plan).plan_node_id, bytes_of(&*instrument)));
+            }
+            ffi::guarded::planstate_tree_walker(ps, Some(walker), context)
+        }
+    }
+    let mut found: Vec<(i32, Vec<u8>)> = Vec::new();
+    // SAFETY: as the caller says.
+    unsafe { walker(root, (&raw mut found).cast()) };
+    found
+}
+
+fn bytes_of<T>(value: &T) -> Vec<u8> {
+    // SAFETY: the bytes of a C struct; padding is copied as it is and never interpreted.
+    unsafe { std::slice::from_raw_parts((&raw const *value).cast::<u8>(), size_of::<T>()) }.to_vec()
+}

@@ -1,0 +1,151 @@
+//! What must hold on this server before a row is looked at. The order of the calls is `serve`'s.
+//!
+//! Each guard answers with a refusal, which costs the query time and nothing else.
+
+use super::copy_both;
+use crate::exec::shipment::relation_identity;
+use crate::pg::wait::now_micros;
+use crate::pg::{collation, guc, proc, timezone};
+use crate::secret;
+use crate::shm::events::{self, Event};
+use parallel_replicas_core::frame::{self, Begin, Nonce, Refusal, ToReplica};
+use pgrx::pg_sys;
+use std::ffi::CStr;
+
+pub fn refusal(reason: &str, detail: impl Into<String>) -> Refusal {
+    Refusal { reason: reason.to_owned(), detail: detail.into() }
+}
+
+/// Receives Begin and looks at it only if whoever sent it knows the secret.
+pub fn authenticated_begin(secret: &[u8], nonce: &Nonce) -> Result<Begin, Refusal> {
+    match copy_both::receive(true) {
+        Some(ToReplica::Begin { mac, body }) => {
+            if !secret::verify(secret, nonce, &body, &mac) {
+                return Err(refusal("authentication", "the coordinator does not know the secret"));
+            }
+            frame::decode_body(&body).map_err(|error| refusal("protocol", error.to_string()))
+        }
+        _ => Err(refusal("protocol", "the coordinator did not begin")),
+    }
+}
+
+/// A standby of the coordinator's server, on its timeline. Identity itself has been compared by the
+/// coordinator; a replica that is not in recovery has a history of its own.
+pub fn server(begin: &Begin) -> Result<(), Refusal> {
+    // SAFETY: reads shared memory.
+    if !unsafe { pg_sys::RecoveryInProgress() } {
+        return Err(refusal("not_standby", "the server is not in recovery"));
+    }
+    let (_, timeline) = proc::replayed();
+    if timeline != begin.timeline {
+        return Err(refusal(
+            "timeline",
+            format!("the server replays timeline {timeline}, the coordinator {}", begin.timeline),
+        ));
+    }
+    Ok(())
+}
+
+/// Waits until everything that the coordinator's snapshot can see has been replayed. The backend
+/// holds no snapshot meanwhile. Answers how long it took, in microseconds.
+pub fn wait_for_replay(begin: &Begin) -> Result<u64, Refusal> {
+    let start = now_micros();
+    let deadline = start + u64::from(begin.replay_wait_ms) * 1000;
+    let mut pause_ms = 1;
+    loop {
+        let (replayed, _) = proc::replayed();
+        if replayed >= begin.lsn {
+            break;
+        }
+        // SAFETY: reads this process's own entry.
+        if unsafe { (*pg_sys::MyProc).xmin } != pg_sys::InvalidTransactionId {
+            return Err(refusal("snapshot_held", "the backend holds a snapshot"));
+        }
+        if now_micros() >= deadline {
+            return Err(refusal(
+                "replay",
+                format!(
+                    "{} bytes were not replayed within {} ms",
+                    begin.lsn - replayed,
+                    begin.replay_wait_ms
+                ),
+            ));
+        }
+        copy_both::pause(pause_ms);
+        pause_ms = (pause_ms * 2).min(10);
+    }
+    let waited = now_micros() - start;
+    events::add(Event::ServedReplayWaitMicroseconds, waited);
+    Ok(waited)
+}
+
+/// The snapshot is complete, and of this server's present.
+pub fn snapshot(begin: &Begin) -> Result<(), Refusal> {
+    begin.snapshot.check().map_err(|error| refusal("snapshot", error.to_string()))?;
+    // SAFETY: reads shared memory.
+    let next = unsafe { pg_sys::ReadNextFullTransactionId() }.value;
+    let xmax = u64::from(begin.snapshot.xmax_epoch) << 32 | u64::from(begin.snapshot.xmax);
+    // What the coordinator saw assigned has been replayed, give or take ids without WAL.
+    if next.abs_diff(xmax) > u64::from(u32::MAX >> 1) {
+        return Err(refusal("epoch", "transaction ids are of another epoch"));
+    }
+    Ok(())
+}
+
+/// Settings that hide corruption are off; libraries whose rules expressions follow are the same.
+pub fn settings_and_libraries(begin: &Begin) -> Result<(), Refusal> {
+    const DANGEROUS: &[&CStr] =
+        &[c"zero_damaged_pages", c"ignore_checksum_failure", c"ignore_system_indexes"];
+    for name in DANGEROUS {
+        if guc::value(name).as_deref() == Some("on") {
+            return Err(refusal("dangerous_setting", format!("{} is on", name.to_string_lossy())));
+        }
+    }
+    for expected in &begin.collations {
+        // SAFETY: in a transaction.
+        let version = unsafe { collation::version(expected.oid) };
+        if version.as_deref() != Some(expected.version.as_str()) {
+            return Err(refusal(
+                "collation",
+                format!(
+                    "collation {} has version {}, on the coordinator {}",
+                    expected.oid,
+                    version.as_deref().unwrap_or("none"),
+                    expected.version
+                ),
+            ));
+        }
+    }
+    // Looking at catalogs took a snapshot of its own.
+    // SAFETY: no scan is open.
+    unsafe { pg_sys::InvalidateCatalogSnapshot() };
+    Ok(())
+}
+
+/// After the session's settings have been taken over: the time zone has the same rules.
+pub fn time_zone(begin: &Begin) -> Result<(), Refusal> {
+    match begin.time_zone_fingerprint {
+        Some(expected) if timezone::fingerprint() != expected => {
+            Err(refusal("time_zone", "the time zone data differs"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Locks the fragment's relations, then compares them with the coordinator's.
+pub fn lock_relations(begin: &Begin) -> Result<(), Refusal> {
+    for expected in &begin.relations {
+        let oid = pg_sys::Oid::from(expected.oid);
+        // SAFETY: in a transaction; the lock is released at its end. A relation that is gone would
+        // be an error on opening, so the cache is asked first.
+        let found = unsafe {
+            pg_sys::LockRelationOid(oid, pg_sys::AccessShareLock as i32);
+            let known = !pg_sys::get_rel_name(oid).is_null();
+            known.then(|| relation_identity(oid))
+        };
+        if found.as_ref() != Some(expected) {
+            return Err(refusal("relation", format!("relation {} differs", expected.oid)));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,101 @@
+//! The replica's side: executes a fragment for a coordinator.
+//!
+//! `CALL parallel_replicas.serve()` over the simple protocol turns the connection into a two-way
+//! exchange of frames (`copy_both`) for one fragment. The coordinator is not trusted: before a row
+//! is looked at, `guards` checks who is calling, whether this server is the right one and has
+//! replayed far enough, and whether plan and snapshot can be used here. A snapshot that is applied
+//! too early, or is incomplete, would not only give wrong rows: its hint bits would damage this
+//! standby for good. No setting overrides a guard.
+
+mod copy_both;
+mod fragment;
+mod guards;
+
+use crate::shm::events::{self, Event};
+use crate::{error, secret, shm};
+use parallel_replicas_core::frame::{Hello, Refusal, ToCoordinator};
+use pgrx::{PgSqlErrorCode, pg_sys};
+use std::cell::Cell;
+
+thread_local! {
+    static SERVING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Is this backend executing a fragment for a coordinator?
+pub fn is_serving() -> bool {
+    SERVING.get()
+}
+
+/// Body of the procedure `parallel_replicas.serve()`.
+///
+/// `atomic`: CALL was used inside a transaction block, where snapshots cannot be dropped.
+pub fn serve(atomic: bool) {
+    if !shm::is_preloaded() {
+        error::not_preloaded();
+    }
+    // SAFETY: plain globals.
+    let (isolation, remote) = unsafe { (pg_sys::XactIsoLevel, pg_sys::whereToSendOutput) };
+    if atomic || isolation > pg_sys::XACT_READ_COMMITTED as i32 {
+        error::raise(
+            PgSqlErrorCode::ERRCODE_INVALID_TRANSACTION_STATE,
+            "parallel_replicas.serve() cannot be executed inside a transaction block",
+            "It must not hold a snapshot while it waits for replay.",
+            "It is called by other servers, with default_transaction_isolation = 'read committed'.",
+        );
+    }
+    if remote != pg_sys::CommandDest::DestRemoteSimple
+        && remote != pg_sys::CommandDest::DestRemote
+    {
+        error::raise(
+            PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+            "parallel_replicas.serve() needs a client connection",
+            "",
+            "",
+        );
+    }
+    // Reads a table, so it comes before all snapshots are dropped.
+    let secret = secret::read();
+    copy_both::start();
+    match exchange(secret) {
+        Ok(()) => events::add(Event::ServedCount, 1),
+        Err(refusal) => {
+            events::add(Event::ServedRefusedCount, 1);
+            pgrx::log!(
+                "refused to execute a fragment: {} ({})",
+                refusal.reason,
+                refusal.detail
+            );
+            copy_both::send(&ToCoordinator::Refused(refusal));
+        }
+    }
+    SERVING.set(false);
+    copy_both::end();
+}
+
+fn exchange(secret: Option<Vec<u8>>) -> Result<(), Refusal> {
+    let Some(secret) = secret else {
+        return Err(guards::refusal("not_installed", "the extension's secret cannot be read"));
+    };
+    if !crate::pg::proc::forget_snapshots() {
+        return Err(guards::refusal("snapshot_held", "the backend holds a snapshot"));
+    }
+    let mut nonce = [0; 32];
+    // SAFETY: fills the buffer.
+    if !unsafe { pg_sys::pg_strong_random(nonce.as_mut_ptr().cast(), nonce.len()) } {
+        return Err(guards::refusal("no_randomness", "random numbers cannot be had"));
+    }
+    copy_both::send(&ToCoordinator::Hello(Hello {
+        nonce,
+        identity: crate::exec::shipment::identity(),
+        instance_id: shm::instance_id(),
+    }));
+    let begin = guards::authenticated_begin(&secret, &nonce)?;
+    drop(secret);
+    guards::server(&begin)?;
+    let waited = guards::wait_for_replay(&begin)?;
+    guards::server(&begin)?;
+    guards::snapshot(&begin)?;
+    guards::settings_and_libraries(&begin)?;
+    SERVING.set(true);
+    fragment::execute(&begin, waited)
+}
