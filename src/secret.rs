@@ -48,7 +48,8 @@ pub fn forget() {
     CACHED.set(None);
 }
 
-/// Reads the secret from its table, whoever the user is. None if the extension is not there.
+/// Reads the secret from its table, whoever the user is, as the active snapshot sees it. None if
+/// the extension is not there.
 pub fn read() -> Option<Vec<u8>> {
     // SAFETY: in a transaction. The relation is locked while it is read, the snapshot registered
     // while it is used; everything is given back in order.
@@ -62,7 +63,7 @@ pub fn read() -> Option<Vec<u8>> {
             return None;
         }
         let relation = pg_sys::table_open(relid, pg_sys::AccessShareLock as i32);
-        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetActiveSnapshot());
         let scan = pg_sys::heap_beginscan(
             relation,
             snapshot,

@@ -232,6 +232,17 @@ impl Link {
                 },
                 Phase::Ending => match connection.next_result() {
                     ResultRead::Nothing => return Ok(()),
+                    // The replica has not ended its direction yet.
+                    ResultRead::Result(result) if result.is_copy() => {
+                        match connection.copy_data() {
+                            CopyRead::Nothing => return Ok(()),
+                            CopyRead::Message(_) => {
+                                return Err(protocol("replica sent a frame after its last"));
+                            }
+                            CopyRead::Ended => {}
+                            CopyRead::Failed(error) => return Err(error.into()),
+                        }
+                    }
                     ResultRead::Result(result) => {
                         if let Some(error) = result.error() {
                             return Err(remote(Some(error)));

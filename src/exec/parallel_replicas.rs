@@ -215,7 +215,10 @@ unsafe fn start(node: *mut ParallelReplicasState) {
         let estate = (*ps).state;
         if decide(node) {
             // May run the InitPlans, whose errors are the query's.
-            ffi::ExecEvalParamExecParams(plan::bitmapset(&(*state).private.init_params), estate);
+            ffi::ExecSetParamPlanMulti(
+                plan::bitmapset(&(*state).private.init_params),
+                ffi::per_tuple_expr_context(estate),
+            );
             dispatch(node);
         }
         let workers = (*state).workers_planned;

@@ -69,8 +69,13 @@ unsafe extern "C-unwind" {
     ) -> *mut pg_sys::MinimalTupleData;
     #[link_name = "LaunchParallelWorkers"]
     pub fn launch_parallel_workers(pcxt: *mut pg_sys::ParallelContext);
-    // execExpr.c
-    pub fn ExecEvalParamExecParams(params: *mut pg_sys::Bitmapset, estate: *mut pg_sys::EState);
+    // nodeSubplan.c, execUtils.c
+    pub fn ExecSetParamPlanMulti(
+        params: *const pg_sys::Bitmapset,
+        context: *mut pg_sys::ExprContext,
+    );
+    #[link_name = "MakePerTupleExprContext"]
+    fn make_per_tuple_expr_context(estate: *mut pg_sys::EState) -> *mut pg_sys::ExprContext;
     #[link_name = "ExecReScan"]
     pub fn exec_re_scan(node: *mut pg_sys::PlanState);
     #[link_name = "ExecInitNode"]
@@ -193,6 +198,21 @@ pub unsafe fn check_for_interrupts() {
     unsafe {
         if std::ptr::read_volatile(&raw const pg_sys::InterruptPending) != 0 {
             process_interrupts();
+        }
+    }
+}
+
+/// GetPerTupleExprContext of executor.h.
+///
+/// # Safety
+/// `estate` is valid; see the module comment about destructors.
+pub unsafe fn per_tuple_expr_context(estate: *mut pg_sys::EState) -> *mut pg_sys::ExprContext {
+    // SAFETY: as the caller says.
+    unsafe {
+        if (*estate).es_per_tuple_exprcontext.is_null() {
+            make_per_tuple_expr_context(estate)
+        } else {
+            (*estate).es_per_tuple_exprcontext
         }
     }
 }

@@ -106,7 +106,8 @@ unsafe fn consider(
         }
         let mut findings = Findings::default();
         let target = (*(*rel).reltarget).exprs;
-        for expression in [(*rel).baserestrictinfo.cast(), target.cast()] {
+        let clauses = pg_sys::extract_actual_clauses((*rel).baserestrictinfo, false);
+        for expression in [clauses.cast(), target.cast()] {
             if let Err(why) = shippable::expression(expression, &mut findings) {
                 return Verdict::Refused(why);
             }

@@ -330,7 +330,6 @@ unsafe fn expression_node(
             | NodeTag::T_IntList
             | NodeTag::T_OidList
             | NodeTag::T_TargetEntry
-            | NodeTag::T_RestrictInfo
             | NodeTag::T_PlaceHolderVar
             | NodeTag::T_RelabelType
             | NodeTag::T_BoolExpr

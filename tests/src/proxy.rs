@@ -29,6 +29,7 @@ pub enum Fault {
     /// After this many more bytes to the client, ends that direction and goes on with the other.
     HalfClose { after_bytes: u64 },
     /// After this many more bytes to the client, sends noise in place of what the server said.
+    /// Noise may announce a huge message, for which a reader without a deadline waits for ever.
     Garbage { after_bytes: u64 },
     /// Closes new connections at once; open ones live on.
     Refuse,
@@ -224,17 +225,18 @@ fn pump(mut from: TcpStream, mut to: TcpStream, direction: Direction, shared: &S
             }
             _ => {}
         }
-        if to.write_all(chunk).is_err() {
-            // Nobody reads any more: the other side must not wait for that for ever.
-            let _ = from.shutdown(Shutdown::Both);
-            break;
-        }
+        // Counted before it is sent, so that whoever has received it finds it counted.
         let sent = chunk.len() as u64;
         counted.1 += sent;
         match direction {
             Direction::ToClient => shared.to_client_bytes.fetch_add(sent, Ordering::Relaxed),
             Direction::ToServer => shared.to_server_bytes.fetch_add(sent, Ordering::Relaxed),
         };
+        if to.write_all(chunk).is_err() {
+            // Nobody reads any more: the other side must not wait for that for ever.
+            let _ = from.shutdown(Shutdown::Both);
+            break;
+        }
         match last {
             Some(Shutdown::Write) => {
                 let _ = to.shutdown(Shutdown::Write);

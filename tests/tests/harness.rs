@@ -109,13 +109,14 @@ fn servers_stop_crash_freeze_and_come_back() {
     assert_eq!(cluster.psql(1, "SELECT count(*) FROM t"), "2\n");
 
     cluster.sigstop(1);
-    let mut impatient = cluster.config(1);
-    impatient.connect_timeout(Duration::from_millis(200));
-    assert!(
-        impatient.connect(postgres::NoTls).is_err(),
+    let mut stream = ask_for_tls(cluster.port(1));
+    assert_eq!(
+        answer_within(&mut stream, NOT_NOW),
+        None,
         "a frozen server answered"
     );
     cluster.sigcont(1);
+    assert_eq!(answer_within(&mut stream, SOON), Some(b'N'));
     assert_eq!(cluster.psql(1, "SELECT count(*) FROM t"), "2\n");
 
     cluster.restart(PRIMARY, StopMode::Immediate);
@@ -253,9 +254,17 @@ fn the_proxy_passes_on_cuts_and_spoils() {
     assert!(connect().is_err());
 
     proxy.set(Fault::None);
-    let mut client = connect().unwrap();
-    proxy.set(Fault::Garbage { after_bytes: 10 });
-    assert!(client.query_one(long, &[]).is_err());
+    let mut stream = ask_for_tls(proxy.port());
+    assert_eq!(answer_within(&mut stream, SOON), Some(b'N'));
+    proxy.set(Fault::Garbage { after_bytes: 1 });
+    // A StartupMessage; the server's answer begins with AuthenticationOk.
+    stream
+        .write_all(b"\0\0\0\x17\0\x03\0\0user\0postgres\0\0")
+        .unwrap();
+    let mut answer = [0; 9];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(answer[0], b'R');
+    assert_ne!(answer[1..], [0, 0, 0, 8, 0, 0, 0, 0]);
 
     proxy.set(Fault::Refuse);
     let before = proxy.connections();
@@ -272,23 +281,32 @@ fn the_proxy_passes_on_cuts_and_spoils() {
 fn a_stalled_proxy_loses_nothing() {
     let cluster = plain().start();
     let proxy = Proxy::start(cluster.port(PRIMARY));
-    let mut stream = TcpStream::connect(("127.0.0.1", proxy.port())).unwrap();
     proxy.set(Fault::Stall);
-    // An SSLRequest (protocol-message-formats: length 8, code 80877103); a server without TLS
-    // answers N.
-    stream.write_all(&[0, 0, 0, 8, 4, 210, 22, 47]).unwrap();
-    stream
-        .set_read_timeout(Some(Duration::from_millis(200)))
-        .unwrap();
-    let mut answer = [0];
-    assert!(
-        stream.read_exact(&mut answer).is_err(),
+    let mut stream = ask_for_tls(proxy.port());
+    assert_eq!(
+        answer_within(&mut stream, NOT_NOW),
+        None,
         "something came through"
     );
     proxy.set(Fault::None);
-    stream.set_read_timeout(Some(SOON)).unwrap();
-    stream.read_exact(&mut answer).unwrap();
-    assert_eq!(&answer, b"N");
+    assert_eq!(answer_within(&mut stream, SOON), Some(b'N'));
+}
+
+/// Long enough for an idle server to answer many times.
+const NOT_NOW: Duration = Duration::from_millis(200);
+
+/// Sends an SSLRequest (PostgreSQL documentation, "Message Formats": length 8, code 80877103), which
+/// a server without TLS answers with one byte, N.
+fn ask_for_tls(port: u16) -> TcpStream {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.write_all(&[0, 0, 0, 8, 4, 210, 22, 47]).unwrap();
+    stream
+}
+
+fn answer_within(stream: &mut TcpStream, time: Duration) -> Option<u8> {
+    let mut answer = [0];
+    stream.set_read_timeout(Some(time)).unwrap();
+    stream.read_exact(&mut answer).ok().map(|()| answer[0])
 }
 
 #[test]

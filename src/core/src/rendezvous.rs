@@ -43,6 +43,8 @@ pub struct Placement {
 struct Node {
     seed: u64,
     weight: u32,
+    /// 2^64 / weight: a multiplication in place of a division per segment.
+    inverse: u64,
 }
 
 /// The replicas of one scan, with everything precomputed that does not depend on the segment.
@@ -70,6 +72,7 @@ impl Rendezvous {
             .map(|r| Node {
                 seed: xxh3_64(r.name.as_bytes()),
                 weight: r.weight,
+                inverse: u64::MAX.checked_div(u64::from(r.weight)).unwrap_or(0),
             })
             .collect();
         for (i, node) in nodes.iter().enumerate() {
@@ -103,7 +106,7 @@ impl Rendezvous {
             }
             let closeness = match self.equal_weights {
                 true => 0,
-                false => closeness(hash, node.weight),
+                false => closeness(hash, node),
             };
             let entry = Some(((closeness, hash, node.seed), index));
             if entry > best {
@@ -132,12 +135,13 @@ const LOG2_TABLE: [u64; (1 << TABLE_BITS) + 1] = log2_table();
 
 /// The weighted score -w / ln(u), as something integer that grows with it: the complement of
 /// -log2(u) / w, where u = hash / 2^64.
-fn closeness(hash: u64, weight: u32) -> u64 {
-    if weight == 0 {
+fn closeness(hash: u64, node: &Node) -> u64 {
+    if node.weight == 0 {
         return 0;
     }
     // minus_log2 is at most 64 * 2^40 = 2^46, so 16 more bits of precision fit.
-    u64::MAX - (minus_log2(hash) << 16) / u64::from(weight)
+    let distance = u128::from(minus_log2(hash) << 16) * u128::from(node.inverse);
+    u64::MAX - (distance >> 64) as u64
 }
 
 /// -log2(hash / 2^64) in fixed point. Never increases with `hash`; its relative error is below

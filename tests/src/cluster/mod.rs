@@ -247,6 +247,8 @@ impl Cluster {
     }
 
     /// Freezes all processes of a node.
+    ///
+    /// The kernel still accepts TCP connections for it, so [`Self::connect`] to it hangs.
     #[track_caller]
     pub fn sigstop(&mut self, node: usize) {
         self.nodes[node].sigstop();
@@ -364,6 +366,23 @@ impl Cluster {
     }
 }
 
+impl Cluster {
+    /// Removes the data folders, also one that a failed pg_basebackup left, but no log.
+    fn remove_data(&self) {
+        let Ok(entries) = fs::read_dir(&self.base) else {
+            return;
+        };
+        for path in entries
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(|path| path.is_dir())
+        {
+            // A folder that resists is no reason to hide why the test failed.
+            let _ = fs::remove_dir_all(path);
+        }
+    }
+}
+
 impl Drop for Cluster {
     fn drop(&mut self) {
         if self.keep {
@@ -378,8 +397,8 @@ impl Drop for Cluster {
             for server in &self.nodes {
                 let end = last_lines(&server.log(), 30);
                 eprintln!("--- last lines of {}\n{end}", server.log_path().display());
-                let _ = fs::remove_dir_all(server.data_dir());
             }
+            self.remove_data();
             eprintln!("--- the server logs are kept in {}", self.base.display());
         } else if let Err(error) = fs::remove_dir_all(&self.base) {
             eprintln!("could not remove {}: {error}", self.base.display());

@@ -76,6 +76,9 @@ impl Options {
             ("max_connections", "100"),
             ("max_wal_senders", "10"),
             ("max_replication_slots", "10"),
+            // Base backups may run at the same time, and the checkpoint that each one forces would
+            // remove the segment at which another has just begun, before its slot holds it.
+            ("wal_keep_size", "512MB"),
             // Parallel workers and whatever background workers the extension starts.
             ("max_worker_processes", "32"),
             ("max_prepared_transactions", "10"),

@@ -11,7 +11,7 @@ mod setup;
 
 use cluster::run;
 use parallel_replicas_core::rendezvous::Rendezvous;
-use setup::{Outcome, Participant, Random, Setup, names, specs};
+use setup::{Participant, Random, Setup, names, specs};
 
 /// Names the seed of a schedule that failed.
 struct NameSeed(u64);
@@ -248,17 +248,27 @@ fn makespan_one_lost() {
     }
 }
 
+/// Hashing spreads segments at random: with s segments each, a replica is off by sqrt(s), and
+/// about 0.4 / sqrt(s) of the granules must be stolen. So the bar is for tables that give each
+/// replica 100 segments or more; 1 TiB gives 64 replicas 256. The 60 segments of the tables of the
+/// makespan rows are printed only.
 #[test]
 fn share_read_by_owner() {
-    let mut least = f64::MAX;
-    for n in REPLICA_COUNTS {
-        for seed in 0..SEEDS {
-            let outcome: Outcome = run(&equal(n, 20_000.min(1 << (20 - n.ilog2())), seed));
-            least = least.min(outcome.own_share());
-        }
-    }
-    println!("| share of granules read by their owner | >= 0.95 | least {least:.4} |");
-    assert!(least >= 0.95);
+    let least = |granules_each: &dyn Fn(usize) -> u32| {
+        let runs = REPLICA_COUNTS
+            .into_iter()
+            .flat_map(|n| (0..SEEDS).map(move |seed| (n, seed)));
+        runs.map(|(n, seed)| run(&equal(n, granules_each(n), seed)).own_share())
+            .fold(f64::MAX, f64::min)
+    };
+    let large = least(&|n| 20_000.min((1 << 20) / n as u32));
+    let small = least(&|_| 4000);
+    println!(
+        "| share of granules read by their owner | >= 0.95 | least {large:.4}; with 60 segments \
+         per replica {small:.4} |"
+    );
+    assert!(large >= 0.95);
+    assert!(small >= 0.90);
 }
 
 #[test]
