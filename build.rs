@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
-    let Ok(entries) = fs::read_dir(folder) else { return };
+    let Ok(entries) = fs::read_dir(folder) else {
+        return;
+    };
     for entry in entries.flatten() {
         let path = entry.path();
         if path.is_dir() {
@@ -34,5 +36,8 @@ fn main() {
             hash.write(&bytes);
         }
     }
-    println!("cargo:rustc-env=PARALLEL_REPLICAS_BUILD_ID={:016x}", hash.finish());
+    println!(
+        "cargo:rustc-env=PARALLEL_REPLICAS_BUILD_ID={:016x}",
+        hash.finish()
+    );
 }

@@ -36,7 +36,11 @@ struct EnumEntries([pg_sys::config_enum_entry; 10]);
 unsafe impl Sync for EnumEntries {}
 
 const fn entry(name: &'static CStr, val: i32, hidden: bool) -> pg_sys::config_enum_entry {
-    pg_sys::config_enum_entry { name: name.as_ptr(), val, hidden }
+    pg_sys::config_enum_entry {
+        name: name.as_ptr(),
+        val,
+        hidden,
+    }
 }
 
 // The first name of a value is the one that SHOW prints.
@@ -50,7 +54,11 @@ static MODE_ENTRIES: EnumEntries = EnumEntries([
     entry(c"false", 0, true),
     entry(c"true", 1, true),
     entry(c"no", 0, true),
-    pg_sys::config_enum_entry { name: std::ptr::null(), val: 0, hidden: false },
+    pg_sys::config_enum_entry {
+        name: std::ptr::null(),
+        val: 0,
+        hidden: false,
+    },
 ]);
 
 static CLUSTER: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c"default"));
@@ -95,8 +103,7 @@ pub fn init() {
 }
 
 fn init_session_settings() {
-    let flags =
-        GucFlags::DISALLOW_IN_FILE | GucFlags::DISALLOW_IN_AUTO_FILE | GucFlags::EXPLAIN;
+    let flags = GucFlags::DISALLOW_IN_FILE | GucFlags::DISALLOW_IN_AUTO_FILE | GucFlags::EXPLAIN;
     GucRegistry::define_string_guc(
         c"cluster_for_parallel_replicas",
         c"Names the cluster whose replicas take part in queries.",
@@ -236,7 +243,10 @@ pub fn mode() -> Mode {
 }
 
 pub fn cluster() -> String {
-    CLUSTER.get().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    CLUSTER
+        .get()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default()
 }
 
 pub fn max_parallel_replicas() -> usize {

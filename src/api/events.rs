@@ -8,7 +8,11 @@ use pgrx::{name, pg_extern};
 #[pg_extern(volatile, strict, parallel_safe)]
 fn get_events() -> TableIterator<
     'static,
-    (name!(event, &'static str), name!(value, i64), name!(description, &'static str)),
+    (
+        name!(event, &'static str),
+        name!(value, i64),
+        name!(description, &'static str),
+    ),
 > {
     if !crate::shm::is_preloaded() {
         crate::error::not_preloaded();

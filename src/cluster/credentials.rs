@@ -11,8 +11,6 @@
 use std::ffi::CStr;
 
 use pgrx::pg_sys;
-use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::pg_sys::submodules::errcodes::PgSqlErrorCode;
 
 use super::{Replica, catalog};
 use crate::net::pool::{self, PoolKey};
@@ -60,29 +58,6 @@ pub enum Unusable {
 }
 
 impl Unusable {
-    pub fn code(&self) -> PgSqlErrorCode {
-        use PgSqlErrorCode::*;
-        match self {
-            Unusable::NoUsage { .. } => ERRCODE_INSUFFICIENT_PRIVILEGE,
-            Unusable::NoServer { .. } | Unusable::NoMapping { .. } | Unusable::NoRole(_) => {
-                ERRCODE_UNDEFINED_OBJECT
-            }
-            Unusable::NoPassword { .. } => ERRCODE_S_R_E_PROHIBITED_SQL_STATEMENT_ATTEMPTED,
-            Unusable::NoTransaction => ERRCODE_NO_ACTIVE_SQL_TRANSACTION,
-            Unusable::Parameters(error) => error.code(),
-        }
-    }
-
-    pub fn detail(&self) -> Option<String> {
-        match self {
-            Unusable::NoPassword { .. } => {
-                Some("Non-superusers must provide a password in the user mapping.".into())
-            }
-            Unusable::Parameters(error) => error.detail(),
-            _ => None,
-        }
-    }
-
     pub fn hint(&self) -> Option<String> {
         match self {
             Unusable::NoUsage { replica } => Some(format!(
@@ -100,18 +75,6 @@ impl Unusable {
             Unusable::Parameters(error) => error.hint(),
             _ => None,
         }
-    }
-
-    /// The same reason as a PostgreSQL error.
-    pub fn into_report(self) -> ErrorReport {
-        let mut report = ErrorReport::new(self.code(), self.to_string(), "parallel_replicas");
-        if let Some(detail) = self.detail() {
-            report = report.set_detail(detail);
-        }
-        if let Some(hint) = self.hint() {
-            report = report.set_hint(hint);
-        }
-        report
     }
 }
 

@@ -26,7 +26,7 @@ use std::rc::Rc;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
-pub use credentials::{ConnectTarget, Purpose, Unusable, connect_parameters, parse_boolean};
+pub use credentials::{Purpose, connect_parameters, parse_boolean};
 
 /// Name of the foreign-data wrapper.
 pub const WRAPPER: &std::ffi::CStr = c"parallel_replicas";

@@ -4,8 +4,10 @@
 //! waits. Connections belong to the session's registry (`net::pool`), which closes them if the
 //! (sub)transaction aborts, so that nothing here needs a destructor.
 
-use super::granule_scan::GranuleScanState;
+use super::granule_scan::{self, GranuleScanState};
+use super::health;
 use super::link::{Link, Outcome, Phase};
+use super::tasks;
 use crate::cluster::{self, Replica};
 use crate::net::Connection;
 use crate::net::pool::{self, PoolLimits};
@@ -52,9 +54,10 @@ impl Shared {
 pub struct Dispatch {
     pub links: Vec<Link>,
     pub shared: Shared,
+    first_replica: u16,
 }
 
-/// How to end a started link's exchange.
+/// How long links may take to end in order.
 const END_WAIT_MS: u64 = 50;
 
 impl Dispatch {
@@ -83,7 +86,11 @@ impl Dispatch {
             memory_limit: work_mem,
             context,
             pool_limits: PoolLimits {
-                idle_max: if settings::idle_link_timeout_s() == 0 { 0 } else { 256 },
+                idle_max: if settings::idle_link_timeout_s() == 0 {
+                    0
+                } else {
+                    256
+                },
                 idle_lifetime: Duration::from_secs(settings::idle_link_timeout_s()),
             },
             stall_us: settings::stall_timeout_ms() * 1000,
@@ -92,7 +99,9 @@ impl Dispatch {
         let known = cluster::all_replicas();
         let mut links = Vec::with_capacity(replicas.len() * per_replica);
         for (index, planned) in replicas.iter().enumerate() {
-            let replica = known.iter().find(|known| known.server_oid.to_u32() == planned.server);
+            let replica = known
+                .iter()
+                .find(|known| known.server_oid.to_u32() == planned.server);
             for number in 0..per_replica {
                 let process = first_process + (index * per_replica + number) as u16;
                 let replica_number = first_replica + index as u16;
@@ -103,26 +112,83 @@ impl Dispatch {
                     Some(_) => Err("the extension is not installed in this database".to_owned()),
                     None => Err("the server was dropped".to_owned()),
                 };
-                links.push(opened.unwrap_or_else(|why| {
-                    Link::unavailable(replica_number, process, why)
-                }));
+                links.push(
+                    opened.unwrap_or_else(|why| Link::unavailable(replica_number, process, why)),
+                );
             }
         }
-        Dispatch { links, shared }
+        Dispatch {
+            links,
+            shared,
+            first_replica,
+        }
     }
 
     /// Serves every link without waiting. Answers whether anything happened.
     pub fn service(&mut self) -> bool {
         let mut progress = false;
+        let mut ended = false;
         for link in &mut self.links {
+            let was_live = link.is_live();
             progress |= link.service(&mut self.shared);
+            ended |= was_live && !link.is_live();
+        }
+        if ended {
+            self.release_queues();
         }
         progress
     }
 
+    /// Lets anybody take the granules of a replica that no link will ask for any more.
+    fn release_queues(&mut self) {
+        for link in &self.links {
+            let replica = link.replica;
+            if self
+                .links
+                .iter()
+                .any(|other| other.replica == replica && other.is_live())
+            {
+                continue;
+            }
+            for node in &self.shared.scans {
+                // SAFETY: the scan's state lives as long as the query.
+                unsafe {
+                    let memory = granule_scan::task_memory(*node);
+                    tasks::with(memory, |state| {
+                        state.set_replica_live(replica, false);
+                        Ok(())
+                    });
+                }
+            }
+        }
+    }
+
+    /// Remembers which servers could not be reached, so that the next queries do not try at once.
+    fn remember_health(&self, replicas: &[PlannedReplica]) {
+        for (index, planned) in replicas.iter().enumerate() {
+            let number = self.first_replica + index as u16;
+            let mut links = self
+                .links
+                .iter()
+                .filter(|link| link.replica == number)
+                .peekable();
+            if links.peek().is_none() {
+                continue;
+            }
+            let server = pg_sys::Oid::from(planned.server);
+            if links.clone().any(|link| link.was_connected) {
+                health::succeeded(server);
+            } else if links.any(|link| link.connect_failed) {
+                health::failed(server);
+            }
+        }
+    }
+
     /// The error that one of the replicas met in a row, if any.
     pub fn take_data_error(&mut self) -> Option<Box<crate::net::RemoteError>> {
-        self.links.iter_mut().find_map(|link| link.data_error.take())
+        self.links
+            .iter_mut()
+            .find_map(|link| link.data_error.take())
     }
 
     /// Sockets to wait for.
@@ -145,14 +211,15 @@ impl Dispatch {
             .unwrap_or(60_000)
     }
 
-    /// Ends every link. Those that have delivered get a moment to end in order, so that their
-    /// connections can be used again; the others are closed, which their replica notices at once.
-    pub fn stop(&mut self) {
+    /// Ends every link. They get a moment to end in order, so that their connections can be used
+    /// again; the rest is closed, which its replica notices at once.
+    pub fn stop(&mut self, replicas: &[PlannedReplica]) {
+        self.remember_health(replicas);
         for link in &mut self.links {
             link.stop(&mut self.shared);
         }
         let deadline = now_micros() + END_WAIT_MS * 1000;
-        while self.links.iter().any(|link| link.phase == Phase::Ending) {
+        while self.links.iter().any(|link| link.phase != Phase::Closed) {
             if self.service() {
                 continue;
             }
@@ -174,7 +241,7 @@ impl Dispatch {
         let mut unavailable = std::collections::BTreeSet::new();
         for link in &self.links {
             match link.outcome {
-                Outcome::Done if link.tasks_taken > 0 => {
+                Outcome::Done | Outcome::Stopped if link.tasks_taken > 0 => {
                     used.insert(link.replica);
                 }
                 Outcome::Unavailable(_) | Outcome::Refused(_) => {
@@ -185,7 +252,10 @@ impl Dispatch {
         }
         events::add(Event::AvailableCount, u64::from(available));
         events::add(Event::UsedCount, used.len() as u64);
-        events::add(Event::UnavailableCount, unavailable.difference(&used).count() as u64);
+        events::add(
+            Event::UnavailableCount,
+            unavailable.difference(&used).count() as u64,
+        );
     }
 }
 
@@ -197,19 +267,26 @@ fn open(
 ) -> Result<Link, String> {
     // SAFETY: plain global.
     let user = unsafe { pg_sys::GetUserId() };
-    let target = cluster::connect_parameters(
-        replica,
-        user,
-        "parallel_replicas",
-        cluster::Purpose::Link,
-    )
-    .map_err(|unusable| unusable.to_string())?;
+    let target =
+        cluster::connect_parameters(replica, user, "parallel_replicas", cluster::Purpose::Link)
+            .map_err(|unusable| unusable.to_string())?;
     let deadline = now_micros() + settings::connect_timeout_ms() * 1000;
-    if let Some(connection) = pool::take(&target.key, shared.pool_limits) {
-        let lease = pool::lease(target.key, connection);
-        return Ok(Link::new(replica_number, process, lease, true, deadline));
-    }
-    let connection = Connection::start(&target.parameters).map_err(|error| error.to_string())?;
+    let connection = match pool::take(&target.key, shared.pool_limits) {
+        Some(connection) => connection,
+        None => {
+            if let Some(wait_ms) = health::retry_in_ms(replica.server_oid) {
+                return Err(format!("failed recently, is tried again in {wait_ms} ms"));
+            }
+            Connection::start(&target.parameters).map_err(|error| error.to_string())?
+        }
+    };
+    let connected = connection.is_connected();
     let lease = pool::lease(target.key, connection);
-    Ok(Link::new(replica_number, process, lease, false, deadline))
+    Ok(Link::new(
+        replica_number,
+        process,
+        lease,
+        connected,
+        deadline,
+    ))
 }

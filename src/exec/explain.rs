@@ -1,6 +1,5 @@
 //! EXPLAIN of the two nodes, and the sums of what the nodes below did on replicas.
 
-use super::granule_scan::GranuleScanState;
 use super::parallel_replicas::ParallelReplicasState;
 use super::state::{ReplicaSummary, State};
 use crate::pg::ffi;
@@ -37,7 +36,9 @@ impl Output {
     }
 
     fn text(&self, label: &CStr, value: &str) {
-        let Ok(value) = CString::new(value) else { return };
+        let Ok(value) = CString::new(value) else {
+            return;
+        };
         // SAFETY: as above.
         unsafe { pg_sys::ExplainPropertyText(label.as_ptr(), value.as_ptr(), self.0) };
     }
@@ -57,17 +58,6 @@ impl Output {
 
 /// # Safety
 /// PostgreSQL's own arguments.
-pub unsafe fn granule_scan(
-    css: *mut pg_sys::CustomScanState,
-    _ancestors: *mut pg_sys::List,
-    es: *mut pg_sys::ExplainState,
-) {
-    let _ = css.cast::<GranuleScanState>();
-    let _ = es;
-}
-
-/// # Safety
-/// PostgreSQL's own arguments.
 pub unsafe fn parallel_replicas(
     node: *mut ParallelReplicasState,
     _ancestors: *mut pg_sys::List,
@@ -77,7 +67,11 @@ pub unsafe fn parallel_replicas(
     let (state, analyze) = unsafe { (&*(*node).state, (*es).analyze) };
     let out = Output(es);
     let private = &state.private;
-    let local_workers = if private.local_plan { private.local_workers } else { 0 };
+    let local_workers = if private.local_plan {
+        private.local_workers
+    } else {
+        0
+    };
     out.integer(c"Replicas Planned", private.replicas.len() as i64);
     if !out.is_text() {
         out.integer(c"Replicas Available", i64::from(private.available));
@@ -88,12 +82,19 @@ pub unsafe fn parallel_replicas(
         return;
     }
     let used = state.summary.as_ref().map_or(0, |summary| {
-        summary.replicas.iter().filter(|replica| replica.links_used > 0).count()
+        summary
+            .replicas
+            .iter()
+            .filter(|replica| replica.links_used > 0)
+            .count()
     });
     out.integer(c"Replicas Used", used as i64);
     out.integer(c"Local Workers Launched", i64::from(state.workers_launched));
     if let Some(refused) = &state.refused {
-        out.text(c"Parallel Replicas", &format!("not used: {}", refused.describe()));
+        out.text(
+            c"Parallel Replicas",
+            &format!("not used: {}", refused.describe()),
+        );
         if !out.is_text() {
             out.text(c"Parallel Replicas Reason", refused.reason.code());
         }
@@ -102,7 +103,9 @@ pub unsafe fn parallel_replicas(
 }
 
 fn participants(state: &State, out: &Output) {
-    let Some(summary) = &state.summary else { return };
+    let Some(summary) = &state.summary else {
+        return;
+    };
     out.integer(c"Granules", i64::from(summary.selected));
     let local = ReplicaSummary {
         name: "local".to_owned(),
@@ -246,7 +249,10 @@ unsafe fn find(root: *mut pg_sys::PlanState, id: i32) -> *mut pg_sys::PlanState 
             ffi::guarded::planstate_tree_walker(ps, Some(walker), context)
         }
     }
-    let mut search = Search { id, found: std::ptr::null_mut() };
+    let mut search = Search {
+        id,
+        found: std::ptr::null_mut(),
+    };
     // SAFETY: as the caller says.
     unsafe { walker(root, (&raw mut search).cast()) };
     search.found

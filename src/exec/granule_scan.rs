@@ -60,15 +60,18 @@ pub struct LinkTask {
     pub blocks: u32,
 }
 
+/// Waits for the next task of a scan, given by its number; None at its end.
+pub type LinkSource = fn(u32) -> Option<LinkTask>;
+
 thread_local! {
     /// On a replica: where tasks come from.
-    static LINK_SOURCE: Cell<Option<fn(u32) -> Option<LinkTask>>> = const { Cell::new(None) };
+    static LINK_SOURCE: Cell<Option<LinkSource>> = const { Cell::new(None) };
     /// On a replica: is the rest of the answer unwanted? Asked before each granule.
     static LINK_STOPPED: Cell<Option<fn() -> bool>> = const { Cell::new(None) };
 }
 
 /// Makes this process take its tasks from a link, or no longer.
-pub fn set_link_source(source: Option<fn(u32) -> Option<LinkTask>>, stopped: Option<fn() -> bool>) {
+pub fn set_link_source(source: Option<LinkSource>, stopped: Option<fn() -> bool>) {
     LINK_SOURCE.set(source);
     LINK_STOPPED.set(stopped);
 }
@@ -99,7 +102,7 @@ static EXEC_METHODS: ExecMethods = ExecMethods(pg_sys::CustomExecMethods {
     ReInitializeDSMCustomScan: Some(reinitialize_dsm_custom_scan),
     InitializeWorkerCustomScan: Some(initialize_worker_custom_scan),
     ShutdownCustomScan: None,
-    ExplainCustomScan: Some(explain_custom_scan),
+    ExplainCustomScan: None,
 });
 
 /// Tells PostgreSQL the node's name, so that a plan that names it can be read.
@@ -316,7 +319,7 @@ unsafe fn next_granule(node: *mut GranuleScanState) -> Option<(u32, u32)> {
 /// The state is ours, in a process that serves a link.
 unsafe fn next_link_granule(
     node: *mut GranuleScanState,
-    source: fn(u32) -> Option<LinkTask>,
+    source: LinkSource,
 ) -> Option<(u32, u32)> {
     // SAFETY: as the caller says.
     unsafe {
@@ -464,9 +467,7 @@ unsafe fn reset(node: *mut GranuleScanState) {
     }
 }
 
-fn check<T>(
-    result: Result<T, parallel_replicas_core::task_state::TaskError>,
-) -> T {
+fn check<T>(result: Result<T, parallel_replicas_core::task_state::TaskError>) -> T {
     match result {
         Ok(value) => value,
         Err(error) => crate::error::raise(
@@ -582,14 +583,4 @@ unsafe extern "C-unwind" fn initialize_worker_custom_scan(
         (*node).tasks = coordinate.cast();
         (*node).process = (pg_sys::ParallelWorkerNumber + 1) as u16;
     }
-}
-
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn explain_custom_scan(
-    css: *mut pg_sys::CustomScanState,
-    ancestors: *mut pg_sys::List,
-    es: *mut pg_sys::ExplainState,
-) {
-    // SAFETY: PostgreSQL's own arguments.
-    unsafe { super::explain::granule_scan(css, ancestors, es) }
 }

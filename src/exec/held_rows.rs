@@ -17,7 +17,10 @@ const LEAST_TUPLE_BYTES: usize = std::mem::offset_of!(pg_sys::MinimalTupleData, 
 enum Batch {
     Buffer(CopyBuffer),
     /// Read back from the file. Words, because tuples want eight-byte alignment.
-    Words { words: Vec<u64>, bytes: usize },
+    Words {
+        words: Vec<u64>,
+        bytes: usize,
+    },
 }
 
 impl Deref for Batch {
@@ -65,17 +68,15 @@ impl HeldRows {
     pub fn is_empty(&self) -> bool {
         self.current.is_none()
             && self.batches.is_empty()
-            && self.file.as_ref().is_none_or(|spill| spill.sizes.is_empty())
+            && self
+                .file
+                .as_ref()
+                .is_none_or(|spill| spill.sizes.is_empty())
     }
 
     /// Adds a rows frame. Beyond `memory_limit` bytes it goes to disk, in files that `context`
     /// keeps track of.
-    pub fn push(
-        &mut self,
-        frame: CopyBuffer,
-        memory_limit: usize,
-        context: pg_sys::MemoryContext,
-    ) {
+    pub fn push(&mut self, frame: CopyBuffer, memory_limit: usize, context: pg_sys::MemoryContext) {
         if self.file.is_none() && self.bytes + frame.len() <= memory_limit {
             self.bytes += frame.len();
             self.batches.push_back(frame);
@@ -87,7 +88,12 @@ impl HeldRows {
 
     /// Takes over all of `other`, in order, and leaves it empty. Only frames in memory can be
     /// appended to something that is not empty; the rest is read back.
-    pub fn append(&mut self, other: &mut HeldRows, memory_limit: usize, context: pg_sys::MemoryContext) {
+    pub fn append(
+        &mut self,
+        other: &mut HeldRows,
+        memory_limit: usize,
+        context: pg_sys::MemoryContext,
+    ) {
         if self.is_empty() {
             self.clear();
             std::mem::swap(self, other);
@@ -154,7 +160,12 @@ impl Spill {
             pg_sys::MemoryContextSwitchTo(old);
             file
         };
-        Spill { file, sizes: VecDeque::new(), read_at: (0, 0), at_end: true }
+        Spill {
+            file,
+            sizes: VecDeque::new(),
+            read_at: (0, 0),
+            at_end: true,
+        }
     }
 
     fn write(&mut self, frame: &[u8]) {

@@ -7,6 +7,7 @@
 //! | Greeting | Hello, which it answers with Begin | Waiting |
 //! | Waiting | Announcement: the replica has replayed far enough | Working |
 //! | Working | rows, TaskDone, Request, FragmentDone | Ending |
+//! | Stopping | FragmentDone of a replica that was told to stop; rows are dropped | Ending |
 //! | Ending | the end of the CALL | Closed |
 //! | Closed | nothing | |
 //!
@@ -38,6 +39,7 @@ pub enum Phase {
     Greeting,
     Waiting,
     Working,
+    Stopping,
     Ending,
     Closed,
 }
@@ -49,6 +51,8 @@ pub enum Outcome {
     Done,
     /// Nothing was left to do when it was ready.
     Unused,
+    /// The query needed no more rows.
+    Stopped,
     Unavailable(String),
     Refused(Refusal),
     Lost(String),
@@ -82,6 +86,9 @@ pub struct Link {
     /// End of the time that the present phase may take, or of the silence that is tolerated.
     deadline: u64,
     wants_write: bool,
+    /// The connection was up at some time; the attempt to make it failed.
+    pub was_connected: bool,
+    pub connect_failed: bool,
     outstanding: VecDeque<(u32, Task)>,
     pub tasks_taken: u32,
     /// Rows whose end marker has not come.
@@ -117,6 +124,8 @@ impl Link {
             reused,
             deadline,
             wants_write: true,
+            was_connected: reused,
+            connect_failed: false,
             outstanding: VecDeque::new(),
             tasks_taken: 0,
             pending: HeldRows::default(),
@@ -140,17 +149,12 @@ impl Link {
 
     /// May it still contribute rows?
     pub fn is_live(&self) -> bool {
-        !matches!(self.phase, Phase::Ending | Phase::Closed)
+        !matches!(self.phase, Phase::Stopping | Phase::Ending | Phase::Closed)
     }
 
     /// Holds nothing that anybody waits for, as long as no granule is unassigned.
     pub fn is_dispensable(&self) -> bool {
         self.tasks_taken == 0
-    }
-
-    /// Has announced itself.
-    pub fn has_announced(&self) -> bool {
-        matches!(self.phase, Phase::Working | Phase::Ending)
     }
 
     /// Socket to wait for, and whether for writing too.
@@ -178,7 +182,12 @@ impl Link {
         if self.phase == Phase::Closed || self.is_throttled() {
             return false;
         }
-        let before = (self.phase, self.rows, self.tasks_taken, self.outstanding.len());
+        let before = (
+            self.phase,
+            self.rows,
+            self.tasks_taken,
+            self.outstanding.len(),
+        );
         let turn = match self.lease.and_then(pool::get) {
             Some(mut connection) => {
                 let turn = self.turn(&mut connection, shared);
@@ -196,13 +205,22 @@ impl Link {
             self.release(shared);
         } else if self.deadline != 0 && now_micros() > self.deadline {
             let what = match self.phase {
-                Phase::Connecting => "connection timed out",
+                Phase::Connecting => {
+                    self.connect_failed = true;
+                    "connection timed out"
+                }
                 Phase::Waiting => "replica did not announce itself in time",
                 _ => "replica was silent for too long",
             };
             self.fail(Failure::Infrastructure(what.to_owned()), shared);
         }
-        before != (self.phase, self.rows, self.tasks_taken, self.outstanding.len())
+        before
+            != (
+                self.phase,
+                self.rows,
+                self.tasks_taken,
+                self.outstanding.len(),
+            )
     }
 
     fn turn(&mut self, connection: &mut Connection, shared: &mut Shared) -> Result<(), Failure> {
@@ -213,8 +231,14 @@ impl Link {
                 match connection.poll_connect() {
                     ConnectPoll::NeedRead => self.wants_write = false,
                     ConnectPoll::NeedWrite => self.wants_write = true,
-                    ConnectPoll::Ready => self.call(connection, shared)?,
-                    ConnectPoll::Failed(error) => return Err(error.into()),
+                    ConnectPoll::Ready => {
+                        self.was_connected = true;
+                        self.call(connection, shared)?;
+                    }
+                    ConnectPoll::Failed(error) => {
+                        self.connect_failed = true;
+                        return Err(error.into());
+                    }
                 }
             }
             return Ok(());
@@ -225,7 +249,11 @@ impl Link {
                 Phase::Calling => match connection.next_result() {
                     ResultRead::Nothing => return Ok(()),
                     ResultRead::Result(result) if result.status() == ResultStatus::CopyBoth => {
-                        self.phase = Phase::Greeting;
+                        if self.outcome == Outcome::Unused {
+                            self.tell_to_stop(connection)?;
+                        } else {
+                            self.phase = Phase::Greeting;
+                        }
                     }
                     ResultRead::Result(result) => return Err(remote(result.error())),
                     ResultRead::Done => return Err(protocol("CALL ended without an answer")),
@@ -254,7 +282,7 @@ impl Link {
                     }
                 },
                 Phase::Closed | Phase::Connecting => return Ok(()),
-                Phase::Greeting | Phase::Waiting | Phase::Working => {
+                Phase::Greeting | Phase::Waiting | Phase::Working | Phase::Stopping => {
                     if self.is_throttled() {
                         return Ok(());
                     }
@@ -293,12 +321,16 @@ impl Link {
         connection: &mut Connection,
         shared: &mut Shared,
     ) -> Result<(), Failure> {
+        if self.phase == Phase::Stopping {
+            return self.message_after_stop(&message, connection);
+        }
         if frame::is_rows(&message) {
             if self.phase != Phase::Working {
                 return Err(protocol("rows came before the announcement"));
             }
             self.bytes += message.len() as u64;
-            self.pending.push(message, shared.memory_limit, shared.context);
+            self.pending
+                .push(message, shared.memory_limit, shared.context);
             return Ok(());
         }
         let frame: ToCoordinator = frame::decode(&message).map_err(|error| {
@@ -310,9 +342,14 @@ impl Link {
                 Err(Failure::Refused(refusal))
             }
             (Phase::Waiting, ToCoordinator::Announcement(announcement)) => {
+                let started = now_micros();
                 self.replay_wait_us = announcement.replay_wait_us;
                 events::add(Event::ReplayWaitMicroseconds, announcement.replay_wait_us);
                 self.phase = Phase::Working;
+                events::add(
+                    Event::HandleAnnouncementMicroseconds,
+                    now_micros() - started,
+                );
                 Ok(())
             }
             (Phase::Working, ToCoordinator::Request { scan }) => {
@@ -329,6 +366,30 @@ impl Link {
         }
     }
 
+    /// Only the end of the exchange matters.
+    fn message_after_stop(
+        &mut self,
+        message: &CopyBuffer,
+        connection: &mut Connection,
+    ) -> Result<(), Failure> {
+        let ends = !frame::is_rows(message)
+            && matches!(
+                frame::decode(message),
+                Ok(ToCoordinator::FragmentDone(_) | ToCoordinator::Refused(_))
+            );
+        if ends {
+            self.phase = Phase::Ending;
+            connection.put_copy_end()?;
+        }
+        Ok(())
+    }
+
+    fn tell_to_stop(&mut self, connection: &mut Connection) -> Result<(), Failure> {
+        self.send(&ToReplica::Stop, connection)?;
+        self.phase = Phase::Stopping;
+        Ok(())
+    }
+
     /// Compares who the two servers are, and proves to the replica who this one is.
     fn greet(
         &mut self,
@@ -337,17 +398,32 @@ impl Link {
         shared: &Shared,
     ) -> Result<(), Failure> {
         let refuse = |reason: &str, detail: String| {
-            Err(Failure::Refused(Refusal { reason: reason.to_owned(), detail }))
+            Err(Failure::Refused(Refusal {
+                reason: reason.to_owned(),
+                detail,
+            }))
         };
         if hello.instance_id == shared.instance_id {
-            return refuse("same_server", "the replica is this server itself".to_owned());
+            return refuse(
+                "same_server",
+                "the replica is this server itself".to_owned(),
+            );
         }
         if hello.identity != shared.identity {
-            return refuse("identity", identity_difference(&shared.identity, &hello.identity));
+            return refuse(
+                "identity",
+                identity_difference(&shared.identity, &hello.identity),
+            );
         }
         let mac = secret::authenticate(&shared.secret, &hello.nonce, &shared.begin)
             .ok_or_else(|| protocol("secret cannot be used"))?;
-        self.send(&ToReplica::Begin { mac, body: shared.begin.to_vec() }, connection)?;
+        self.send(
+            &ToReplica::Begin {
+                mac,
+                body: shared.begin.to_vec(),
+            },
+            connection,
+        )?;
         self.phase = Phase::Waiting;
         self.deadline = shared.announcement_deadline();
         Ok(())
@@ -381,7 +457,6 @@ impl Link {
         loop {
             let idle = self.outstanding.is_empty();
             let process = self.process;
-            events::add(Event::NumRequests, 1);
             // SAFETY: laid out before the links were serviced for the first time.
             let task = unsafe {
                 tasks::with(memory, |state| {
@@ -401,10 +476,17 @@ impl Link {
                 break;
             };
             // SAFETY: as above.
-            let (start_block, blocks) = unsafe {
-                task.block_range((*memory).granule_blocks, (*memory).blocks)
-            };
-            self.send(&ToReplica::Task { scan, id: task.id, start_block, blocks }, connection)?;
+            let (start_block, blocks) =
+                unsafe { task.block_range((*memory).granule_blocks, (*memory).blocks) };
+            self.send(
+                &ToReplica::Task {
+                    scan,
+                    id: task.id,
+                    start_block,
+                    blocks,
+                },
+                connection,
+            )?;
             self.outstanding.push_back((scan, task));
             self.tasks_taken += 1;
             if !idle {
@@ -430,11 +512,16 @@ impl Link {
                     let (process, streaming) = (self.process, shared.streaming);
                     tasks::with(memory, |state| {
                         state.worked(process, id, now_micros())?;
-                        if streaming { state.deliver(process, task) } else { Ok(()) }
+                        if streaming {
+                            state.deliver(process, task)
+                        } else {
+                            Ok(())
+                        }
                     });
                 }
                 if shared.streaming {
-                    self.ready.append(&mut self.pending, shared.memory_limit, shared.context);
+                    self.ready
+                        .append(&mut self.pending, shared.memory_limit, shared.context);
                 }
             }
             _ => return Err(protocol("replica finished a task that it did not have")),
@@ -455,10 +542,13 @@ impl Link {
             // SAFETY: the scan's state lives as long as the query.
             unsafe {
                 let process = self.process;
-                tasks::with(granule_scan::task_memory(*node), |state| state.deliver_all(process));
+                tasks::with(granule_scan::task_memory(*node), |state| {
+                    state.deliver_all(process)
+                });
             }
         }
-        self.ready.append(&mut self.pending, shared.memory_limit, shared.context);
+        self.ready
+            .append(&mut self.pending, shared.memory_limit, shared.context);
         self.rows = report.rows;
         events::add(Event::RowsReceived, report.rows);
         events::add(Event::BytesReceived, self.bytes);
@@ -470,8 +560,8 @@ impl Link {
     }
 
     fn fail(&mut self, failure: Failure, shared: &mut Shared) {
-        let announced = self.has_announced();
-        if self.phase == Phase::Ending {
+        let announced = self.phase == Phase::Working;
+        if matches!(self.phase, Phase::Stopping | Phase::Ending) {
             // All was delivered; only the connection is gone.
             self.close(shared);
             return;
@@ -499,7 +589,8 @@ impl Link {
 
     /// Gives back whatever was not delivered and lets go of the connection.
     fn close(&mut self, shared: &mut Shared) {
-        if self.phase != Phase::Ending {
+        if self.is_live() {
+            let counted = matches!(self.outcome, Outcome::Lost(_));
             for node in &shared.scans {
                 // SAFETY: the scan's state lives as long as the query.
                 let memory = unsafe { granule_scan::task_memory(*node) };
@@ -507,7 +598,9 @@ impl Link {
                     let process = self.process;
                     // SAFETY: as above.
                     let lost = unsafe { tasks::with(memory, |state| state.lose(process)) };
-                    events::add(Event::RetriedMarks, u64::from(lost));
+                    if counted {
+                        events::add(Event::RetriedMarks, u64::from(lost));
+                    }
                 }
             }
             self.pending.clear();
@@ -526,15 +619,36 @@ impl Link {
         }
     }
 
-    /// Nothing more is wanted from it: unless it has delivered everything, the connection is closed.
+    /// Nothing more is wanted from it. A connection that is up is told so, and `service` sees it to
+    /// its end; one in the making is left to the session's next query.
     pub fn stop(&mut self, shared: &mut Shared) {
         if !self.is_live() {
             return;
         }
-        if self.outcome == Outcome::Running {
-            self.outcome = Outcome::Unused;
+        let served = self.tasks_taken > 0;
+        self.outcome = if served {
+            Outcome::Stopped
+        } else {
+            Outcome::Unused
+        };
+        let told = match (self.phase, self.lease.and_then(pool::get)) {
+            (_, None) => false,
+            (Phase::Connecting, Some(_)) => {
+                self.phase = Phase::Closed;
+                self.release(shared);
+                true
+            }
+            // Nothing can be said before the replica has answered the CALL.
+            (Phase::Calling, Some(_)) => true,
+            (_, Some(mut connection)) => {
+                self.tell_to_stop(&mut connection).is_ok() && connection.flush().is_ok()
+            }
+        };
+        self.pending.clear();
+        self.outstanding.clear();
+        if !told {
+            self.close(shared);
         }
-        self.close(shared);
     }
 }
 
@@ -583,9 +697,15 @@ fn identity_difference(
     if ours.system_identifier != theirs.system_identifier {
         "the servers do not belong to the same physical cluster".to_owned()
     } else if ours.server_version != theirs.server_version {
-        format!("server version {} against {}", theirs.server_version, ours.server_version)
+        format!(
+            "server version {} against {}",
+            theirs.server_version, ours.server_version
+        )
     } else if ours.build_id != theirs.build_id || ours.protocol_version != theirs.protocol_version {
-        format!("extension build {} against {}", theirs.build_id, ours.build_id)
+        format!(
+            "extension build {} against {}",
+            theirs.build_id, ours.build_id
+        )
     } else {
         "database or block size differs".to_owned()
     }

@@ -127,7 +127,12 @@ unsafe fn stream(node: *mut ParallelReplicasState, source: Source) -> Stream {
             &pg_sys::TTSOpsMinimalTuple,
         )
     };
-    Stream { source, slot, filled: false, ended: false }
+    Stream {
+        source,
+        slot,
+        filled: false,
+        ended: false,
+    }
 }
 
 /// First step: until nobody has anything left to read.
@@ -365,13 +370,19 @@ unsafe fn sift_down(state: *mut State) {
             let right = left + 1;
             let mut smaller = left;
             if right < length
-                && compare(state, merge_of(state).heap[right], merge_of(state).heap[left])
-                    == Ordering::Less
+                && compare(
+                    state,
+                    merge_of(state).heap[right],
+                    merge_of(state).heap[left],
+                ) == Ordering::Less
             {
                 smaller = right;
             }
-            if compare(state, merge_of(state).heap[smaller], merge_of(state).heap[at])
-                != Ordering::Less
+            if compare(
+                state,
+                merge_of(state).heap[smaller],
+                merge_of(state).heap[at],
+            ) != Ordering::Less
             {
                 return;
             }
@@ -456,11 +467,7 @@ unsafe extern "C-unwind" fn link_tuple(
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn wait_latch() {
-    crate::pg::wait::latch_or_sockets(
-        &[],
-        60_000,
-        pg_sys::WaitEventIPC::WAIT_EVENT_EXECUTE_GATHER,
-    );
+    crate::pg::wait::latch_or_sockets(&[], 60_000, pg_sys::WaitEventIPC::WAIT_EVENT_EXECUTE_GATHER);
 }
 
 /// Compares the rows of two streams, then their numbers.
@@ -485,7 +492,11 @@ unsafe fn compare(state: *mut State, left: usize, right: usize) -> Ordering {
                 (false, false) => match (*key).comparator {
                     Some(comparator) => {
                         let order = comparator(value_a, value_b, key);
-                        if (*key).ssup_reverse { -(order.signum()) } else { order }
+                        if (*key).ssup_reverse {
+                            -(order.signum())
+                        } else {
+                            order
+                        }
                     }
                     None => 0,
                 },
@@ -502,16 +513,16 @@ unsafe fn compare(state: *mut State, left: usize, right: usize) -> Ordering {
 ///
 /// # Safety
 /// `slot` is filled and has the attribute.
-unsafe fn attribute(
-    slot: *mut pg_sys::TupleTableSlot,
-    number: i16,
-) -> (pg_sys::Datum, bool) {
+unsafe fn attribute(slot: *mut pg_sys::TupleTableSlot, number: i16) -> (pg_sys::Datum, bool) {
     // SAFETY: as the caller says.
     unsafe {
         if number > (*slot).tts_nvalid {
             slot_getsomeattrs_int(slot, i32::from(number));
         }
         let index = number as usize - 1;
-        (*(*slot).tts_values.add(index), *(*slot).tts_isnull.add(index))
+        (
+            *(*slot).tts_values.add(index),
+            *(*slot).tts_isnull.add(index),
+        )
     }
 }

@@ -6,6 +6,7 @@ pub mod dispatch;
 pub mod explain;
 mod fold;
 pub mod granule_scan;
+mod health;
 mod held_rows;
 mod link;
 mod local;

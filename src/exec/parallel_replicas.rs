@@ -122,7 +122,7 @@ unsafe extern "C-unwind" fn begin_custom_scan(
         (*ps).outeropsset = true;
         (*ps).outeropsfixed = false;
         (*ps).ps_ProjInfo = std::ptr::null_mut();
-        pg_sys::ExecConditionalAssignProjectionInfo(ps, descriptor, pg_sys::OUTER_VAR as i32);
+        pg_sys::ExecConditionalAssignProjectionInfo(ps, descriptor, pg_sys::OUTER_VAR);
         if (*ps).ps_ProjInfo.is_null() {
             (*ps).resultopsset = true;
             (*ps).resultopsfixed = false;
@@ -258,8 +258,11 @@ unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
                 state.participants = Participants::local(state.workers_planned as usize);
             }
         } else if first {
-            state.workers_planned =
-                if state.private.local_plan { state.private.local_workers } else { 0 };
+            state.workers_planned = if state.private.local_plan {
+                state.private.local_workers
+            } else {
+                0
+            };
             state.participants = participants(state);
         }
         for scan in &state.scans {
@@ -274,7 +277,11 @@ unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
 fn local_workers_without_replicas(state: &State) -> i32 {
     // SAFETY: plain setting.
     let limit = unsafe { pg_sys::max_parallel_workers_per_gather };
-    state.private.local_workers.max(i32::from(!state.private.local_plan)).min(limit)
+    state
+        .private
+        .local_workers
+        .max(i32::from(!state.private.local_plan))
+        .min(limit)
 }
 
 fn participants(state: &State) -> Participants {
@@ -287,7 +294,9 @@ fn participants(state: &State) -> Participants {
     // Leader and local workers. Without a local plan only the leader, for what nobody else does.
     participants.processes = vec![0; 1 + state.workers_planned as usize];
     for (index, planned) in private.replicas.iter().enumerate() {
-        participants.replicas.push((planned.name.clone(), planned.weight));
+        participants
+            .replicas
+            .push((planned.name.clone(), planned.weight));
         for _ in 0..private.links_per_replica {
             participants.processes.push(first_replica + index as u16);
         }
@@ -308,18 +317,18 @@ unsafe extern "C-unwind" fn dispatch(node: *mut ParallelReplicasState) {
         let estate = (*ps).state;
         let mut query_id = [0_u8; 16];
         pg_sys::pg_strong_random(query_id.as_mut_ptr().cast(), query_id.len());
-        let begin =
-            match shipment::begin(&state.private, (*(*ps).plan).lefttree, estate, query_id) {
-                Ok(begin) => begin,
-                Err(why) => {
-                    if state.private.force {
-                        cannot_use_replicas(&why);
-                    }
-                    events::add(Event::LocalFallbackCount, 1);
-                    state.refused = Some(why);
-                    return;
+        let begin = match shipment::begin(&state.private, (*(*ps).plan).lefttree, estate, query_id)
+        {
+            Ok(begin) => begin,
+            Err(why) => {
+                if state.private.force {
+                    cannot_use_replicas(&why);
                 }
-            };
+                events::add(Event::LocalFallbackCount, 1);
+                state.refused = Some(why);
+                return;
+            }
+        };
         let body = match frame::encode_body(&begin) {
             Ok(body) => body,
             Err(error) => crate::error::internal(format!("plan cannot be shipped: {error}")),
@@ -353,8 +362,8 @@ unsafe extern "C-unwind" fn lay_out(node: *mut ParallelReplicasState) {
             }
         }
         state.take_readers();
-        state.leading = state.workers_launched == 0
-            && (state.dispatch.is_none() || state.private.local_plan);
+        state.leading =
+            state.workers_launched == 0 && (state.dispatch.is_none() || state.private.local_plan);
         state.until_service = 0;
     }
 }
@@ -426,8 +435,11 @@ pub unsafe fn lead(node: *mut ParallelReplicasState) -> *mut pg_sys::TupleTableS
             (*state).leading = true;
         }
         (*state).has_led = true;
-        (*estate).es_query_dsa =
-            if (*state).pei.is_null() { std::ptr::null_mut() } else { (*(*state).pei).area };
+        (*estate).es_query_dsa = if (*state).pei.is_null() {
+            std::ptr::null_mut()
+        } else {
+            (*(*state).pei).area
+        };
         let slot = ffi::exec_proc_node(fragment);
         (*estate).es_query_dsa = std::ptr::null_mut();
         if executor::is_null(slot) {
@@ -473,7 +485,9 @@ unsafe extern "C-unwind" fn workers_delivered(node: *mut ParallelReplicasState) 
 pub unsafe extern "C-unwind" fn service(node: *mut ParallelReplicasState) -> bool {
     // SAFETY: as the caller says.
     unsafe {
-        let Some(dispatch) = &mut (*(*node).state).dispatch else { return false };
+        let Some(dispatch) = &mut (*(*node).state).dispatch else {
+            return false;
+        };
         let progress = dispatch.service();
         if let Some(error) = dispatch.take_data_error() {
             raise_remote(&error);
@@ -528,9 +542,7 @@ unsafe extern "C-unwind" fn next_link_row(
 
 /// The next of held rows. Rows whose end marker has come are whole, or the replica is broken in a
 /// way that it cannot be excluded from any more.
-pub fn link_row(
-    rows: &mut super::held_rows::HeldRows,
-) -> Option<*mut pg_sys::MinimalTupleData> {
+pub fn link_row(rows: &mut super::held_rows::HeldRows) -> Option<*mut pg_sys::MinimalTupleData> {
     match rows.next() {
         Ok(row) => row,
         Err(_) => crate::error::raise(
@@ -563,11 +575,9 @@ pub unsafe extern "C-unwind" fn wait_for_events(node: *mut ParallelReplicasState
                 dispatch.timeout_ms(),
                 pg_sys::WaitEventIPC::WAIT_EVENT_EXECUTE_GATHER,
             ),
-            None => wait::latch_or_sockets(
-                &[],
-                60_000,
-                pg_sys::WaitEventIPC::WAIT_EVENT_EXECUTE_GATHER,
-            ),
+            None => {
+                wait::latch_or_sockets(&[], 60_000, pg_sys::WaitEventIPC::WAIT_EVENT_EXECUTE_GATHER)
+            }
         }
     }
 }
@@ -596,15 +606,19 @@ unsafe fn stop_links(node: *mut ParallelReplicasState) {
             }
             return;
         };
-        dispatch.stop();
+        dispatch.stop(&state.private.replicas);
         dispatch.count_events(state.private.available);
         let instrumented = (*(*node).css.ss.ps.state).es_instrument != 0;
         state.summarise();
         if let Some(summary) = &state.summary {
             let all = summary.replicas.iter().map(|replica| &replica.counters);
             for counters in all.chain([&summary.local]) {
+                events::add(Event::NumRequests, u64::from(counters.requests));
                 events::add(Event::ReadAssignedMarks, u64::from(counters.own));
-                events::add(Event::ReadAssignedForStealingMarks, u64::from(counters.by_hash));
+                events::add(
+                    Event::ReadAssignedForStealingMarks,
+                    u64::from(counters.by_hash),
+                );
                 events::add(Event::ReadUnassignedMarks, u64::from(counters.rest));
             }
         }

@@ -99,7 +99,9 @@ unsafe fn wire_snapshot(snapshot: pg_sys::Snapshot) -> Result<WireSnapshot, Refu
     unsafe {
         let snapshot = &*snapshot;
         let list = |xids: *const pg_sys::TransactionId, count: usize| -> Vec<u32> {
-            (0..count).map(|index| (*xids.add(index)).into_inner()).collect()
+            (0..count)
+                .map(|index| (*xids.add(index)).into_inner())
+                .collect()
         };
         let mut in_progress = list(snapshot.xip, snapshot.xcnt as usize);
         let xmin = snapshot.xmin.into_inner();
@@ -144,9 +146,8 @@ unsafe fn expand(in_progress: &mut Vec<u32>, xmin: u32, xmax: u32) -> Result<(),
             continue;
         }
         // SAFETY: as the caller says.
-        let top = unsafe {
-            pg_sys::SubTransGetTopmostTransaction(pg_sys::TransactionId::from(xid))
-        };
+        let top =
+            unsafe { pg_sys::SubTransGetTopmostTransaction(pg_sys::TransactionId::from(xid)) };
         if known.contains(&top.into_inner()) {
             in_progress.push(xid);
         }
@@ -315,9 +316,11 @@ unsafe fn exec_parameters(
                 let mut buffer = vec![0_u8; bytes];
                 let mut cursor = buffer.as_mut_ptr().cast();
                 ffi::guarded::datumSerialize(datum, is_null, by_value, length, &mut cursor);
-                ExecParameter { id: *id as u32, datum: buffer }
+                ExecParameter {
+                    id: *id as u32,
+                    datum: buffer,
+                }
             })
             .collect()
     }
 }
-

@@ -5,16 +5,16 @@
 
 use super::dispatch::Dispatch;
 use super::granule_scan::{self, GranuleScanState};
-use super::link::{Link, Outcome, Phase};
+use super::link::{Link, Outcome};
 use super::merge::Merge;
 use super::tasks::{self, Participants};
 use crate::pg::ffi;
 use crate::plan::private::{ParallelReplicasPrivate, Refused};
 use parallel_replicas_core::task_state::ProcessCounters;
-use pgrx::pg_sys;
 
 /// What the main loop has to do when no row is at hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub enum Next {
     /// Somebody else is working.
     Wait,
@@ -147,7 +147,9 @@ impl State {
     }
 
     pub fn links(&self) -> &[Link] {
-        self.dispatch.as_ref().map_or(&[], |dispatch| &dispatch.links)
+        self.dispatch
+            .as_ref()
+            .map_or(&[], |dispatch| &dispatch.links)
     }
 
     /// Granules that nobody has yet.
@@ -174,9 +176,10 @@ impl State {
             return Next::Wait;
         }
         let unassigned = self.unassigned();
-        let waiting = self.links().iter().any(|link| {
-            link.is_live() && (unassigned > 0 || !link.is_dispensable())
-        });
+        let waiting = self
+            .links()
+            .iter()
+            .any(|link| link.is_live() && (unassigned > 0 || !link.is_dispensable()));
         if waiting {
             Next::Wait
         } else if unassigned > 0 {
@@ -231,18 +234,23 @@ impl State {
                 });
             }
         }
-        for process in 0..usize::from(first_link).min(counters.len()) {
-            add(&mut summary.local, &counters[process]);
+        for process in counters.iter().take(usize::from(first_link)) {
+            add(&mut summary.local, process);
         }
         for planned in &self.private.replicas {
-            summary.replicas.push(ReplicaSummary { name: planned.name.clone(), ..Default::default() });
+            summary.replicas.push(ReplicaSummary {
+                name: planned.name.clone(),
+                ..Default::default()
+            });
         }
         let first_replica = u16::from(self.private.local_plan);
         for link in self.links() {
             let index = usize::from(link.replica.saturating_sub(first_replica));
-            let Some(replica) = summary.replicas.get_mut(index) else { continue };
+            let Some(replica) = summary.replicas.get_mut(index) else {
+                continue;
+            };
             replica.links += 1;
-            if link.outcome == Outcome::Done && link.tasks_taken > 0 {
+            if matches!(link.outcome, Outcome::Done | Outcome::Stopped) && link.tasks_taken > 0 {
                 replica.links_used += 1;
             }
             if let Some(own) = counters.get(usize::from(link.process)) {
@@ -258,15 +266,10 @@ impl State {
                     replica.trouble =
                         Some(format!("refused: {} ({})", refusal.reason, refusal.detail));
                 }
-                Outcome::Running | Outcome::Done | Outcome::Unused => {}
+                Outcome::Running | Outcome::Done | Outcome::Unused | Outcome::Stopped => {}
             }
         }
         self.summary = Some(summary);
-    }
-
-    /// Links whose rows may all be read now.
-    pub fn links_have_ended(&self) -> bool {
-        self.links().iter().all(|link| matches!(link.phase, Phase::Ending | Phase::Closed))
     }
 }
 

@@ -50,7 +50,11 @@ const HEADER_BYTES: usize = size_of::<SharedTasks>().next_multiple_of(8);
 
 /// Bytes that the task state of `scan` needs.
 pub fn size_bytes(scan: &ScanSpec, participants: &Participants) -> Result<usize, TaskError> {
-    let words = size_words(scan, participants.replicas.len(), participants.processes.len())?;
+    let words = size_words(
+        scan,
+        participants.replicas.len(),
+        participants.processes.len(),
+    )?;
     Ok(HEADER_BYTES + words * 8)
 }
 
@@ -68,7 +72,10 @@ pub unsafe fn init(
     let replicas: Vec<ReplicaSpec<'_>> = participants
         .replicas
         .iter()
-        .map(|(name, weight)| ReplicaSpec { name, weight: *weight })
+        .map(|(name, weight)| ReplicaSpec {
+            name,
+            weight: *weight,
+        })
         .collect();
     // SAFETY: as the caller says; LWLockInitialize only writes the lock.
     unsafe {

@@ -260,6 +260,11 @@ impl Connection {
         unsafe { pq_sys::PQstatus(self.raw()) == ConnStatusType::CONNECTION_BAD }
     }
 
+    /// Still being made: [`Connection::poll_connect`] goes on with it.
+    pub fn is_pending(&self) -> bool {
+        self.phase != Phase::Connected && !self.is_broken()
+    }
+
     pub fn is_connected(&self) -> bool {
         self.phase == Phase::Connected && !self.is_broken()
     }
@@ -268,37 +273,6 @@ impl Connection {
     pub fn used_password(&self) -> bool {
         // SAFETY: live connection.
         unsafe { pq_sys::PQconnectionUsedPassword(self.raw()) != 0 }
-    }
-
-    /// Process id of the remote backend.
-    pub fn backend_pid(&self) -> i32 {
-        // SAFETY: live connection.
-        unsafe { pq_sys::PQbackendPID(self.raw()) }
-    }
-
-    /// The remote version as a number, 0 if not connected.
-    pub fn server_version(&self) -> i32 {
-        // SAFETY: live connection.
-        unsafe { pq_sys::PQserverVersion(self.raw()) }
-    }
-
-    /// A setting that the server reports by itself, such as `server_encoding`.
-    pub fn parameter_status(&self, name: &CStr) -> Option<String> {
-        // SAFETY: live connection, zero-terminated name; the answer is copied at once.
-        let value = unsafe { pq_sys::PQparameterStatus(self.raw(), name.as_ptr()) };
-        if value.is_null() {
-            return None;
-        }
-        // SAFETY: not null, zero-terminated.
-        Some(
-            unsafe { CStr::from_ptr(value) }
-                .to_string_lossy()
-                .into_owned(),
-        )
-    }
-
-    pub(super) fn parameters(&self) -> &Rc<ConnectParameters> {
-        &self.parameters
     }
 
     /// Queues a statement (simple protocol). Flush until all is out.
@@ -445,21 +419,6 @@ impl Connection {
             }
         }
         false
-    }
-
-    /// Takes the notices kept since the last call, cleaned, for a caller that wants to log them.
-    pub fn take_notices(&mut self) -> Vec<String> {
-        // SAFETY: libpq is not running, so nobody else refers to the log.
-        let log = unsafe { self.notices.as_mut() };
-        let dropped = std::mem::take(&mut log.dropped);
-        let mut notices: Vec<String> = std::mem::take(&mut log.kept)
-            .iter()
-            .map(|text| redact(text, &self.parameters))
-            .collect();
-        if dropped > 0 {
-            notices.push(format!("{dropped} more notices were dropped"));
-        }
-        notices
     }
 }
 

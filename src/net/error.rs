@@ -5,7 +5,6 @@
 //!
 //! Invariant: no field of any value made here holds a password or a connection string.
 
-use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::submodules::errcodes::PgSqlErrorCode;
 
 use super::parameters::ConnectParameters;
@@ -15,9 +14,6 @@ use super::parameters::ConnectParameters;
 pub struct SqlState(pub [u8; 5]);
 
 impl SqlState {
-    /// `58000`, used when the sender gave none.
-    pub const SYSTEM_ERROR: SqlState = SqlState(*b"58000");
-
     pub fn from_text(text: &str) -> Option<SqlState> {
         let bytes: [u8; 5] = text.as_bytes().try_into().ok()?;
         let valid = bytes
@@ -91,22 +87,6 @@ pub enum NetError {
 }
 
 impl NetError {
-    pub fn code(&self) -> PgSqlErrorCode {
-        use PgSqlErrorCode::*;
-        match self {
-            NetError::TooManyFiles | NetError::Connect { .. } => {
-                ERRCODE_SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
-            }
-            NetError::OutOfMemory => ERRCODE_OUT_OF_MEMORY,
-            NetError::InvalidParameter { .. } => ERRCODE_INVALID_PARAMETER_VALUE,
-            NetError::PasswordNotUsed => ERRCODE_S_R_E_PROHIBITED_SQL_STATEMENT_ATTEMPTED,
-            NetError::Lost { .. } | NetError::TimedOut { .. } => ERRCODE_CONNECTION_FAILURE,
-            NetError::TooLarge { .. } => ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-            NetError::NotReady => ERRCODE_PROTOCOL_VIOLATION,
-            NetError::Remote(remote) => remote.sqlstate.to_code(),
-        }
-    }
-
     pub fn detail(&self) -> Option<String> {
         match self {
             NetError::TooManyFiles => {
@@ -133,19 +113,6 @@ impl NetError {
             NetError::Remote(remote) => remote.hint.clone(),
             _ => None,
         }
-    }
-
-    /// The same failure as a PostgreSQL error that names the replica.
-    pub fn into_report(self, replica: &str) -> ErrorReport {
-        let message = format!("replica \"{replica}\": {self}");
-        let mut report = ErrorReport::new(self.code(), message, "parallel_replicas");
-        if let Some(detail) = self.detail() {
-            report = report.set_detail(detail);
-        }
-        if let Some(hint) = self.hint() {
-            report = report.set_hint(hint);
-        }
-        report
     }
 }
 

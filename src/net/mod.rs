@@ -1,7 +1,7 @@
 //! libpq under backend rules: connections to replicas.
 //!
 //! What it is: owned handles over libpq's C objects ([`Connection`], [`QueryResult`],
-//! [`CopyBuffer`]), waits that serve the latch ([`wait`]), cancel requests ([`cancel`]), and the
+//! [`CopyBuffer`]), waits that serve the latch ([`wait`]), and the
 //! session's registry of idle and leased connections ([`pool`]).
 //!
 //! What it is not: it knows no SQL of ours, no frames, no catalog and no policy (which replica, how
@@ -24,7 +24,6 @@
 //!   server from starting.
 //! - Main thread only. The types hold raw pointers, so they are neither `Send` nor `Sync`.
 
-pub mod cancel;
 pub mod connection;
 pub mod error;
 pub mod options;
@@ -33,10 +32,9 @@ pub mod pool;
 pub mod result;
 pub mod wait;
 
-pub use cancel::{CancelPoll, CancelRequest};
 pub use connection::{ConnectPoll, Connection, CopyRead, ResultRead};
-pub use error::{NetError, RemoteError, SqlState};
+pub use error::{NetError, RemoteError};
 pub use options::library_options;
 pub use parameters::ConnectParameters;
 pub use result::{CopyBuffer, QueryResult, ResultStatus};
-pub use wait::{Interest, SocketWait, connect_wait, query_wait, sleep, wait_socket};
+pub use wait::{connect_wait, query_wait, sleep};

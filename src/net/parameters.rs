@@ -42,14 +42,6 @@ impl ConnectParameters {
         Ok(())
     }
 
-    pub fn get(&self, keyword: &str) -> Option<&str> {
-        let found = self
-            .pairs
-            .iter()
-            .find(|(k, _)| k.to_bytes() == keyword.as_bytes())?;
-        found.1.to_str().ok()
-    }
-
     /// Makes the connection fail unless the server asked for the password (postgres_fdw's rule for
     /// users who are not superusers: otherwise they would act with the server's own credentials).
     pub fn require_password_use(&mut self) {

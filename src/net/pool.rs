@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use pgrx::pg_sys::{self, SubXactEvent, XactEvent};
 use pgrx::prelude::*;
 
-use super::connection::Connection;
+use super::connection::{ConnectPoll, Connection};
 
 /// What an idle connection may be reused for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -112,7 +112,8 @@ pub fn catalog_generation() -> u64 {
     with_registry(|registry| registry.catalog_generation)
 }
 
-/// Takes an idle connection for the key, the one used last, if one is still usable.
+/// Takes an idle connection for the key, the one used last, if one is still usable. It may still be
+/// in the making: a query that ended before its connection was up leaves it for the next one.
 pub fn take(key: &PoolKey, limits: PoolLimits) -> Option<Connection> {
     let expired = with_registry(|registry| registry.expire(limits));
     drop(expired);
@@ -121,7 +122,12 @@ pub fn take(key: &PoolKey, limits: PoolLimits) -> Option<Connection> {
             let at = registry.idle.iter().rposition(|idle| idle.key == *key)?;
             Some(registry.idle.remove(at))
         })?;
-        if idle.connection.is_idle_and_clean() {
+        let usable = if idle.connection.is_pending() {
+            !matches!(idle.connection.poll_connect(), ConnectPoll::Failed(_))
+        } else {
+            idle.connection.is_idle_and_clean()
+        };
+        if usable {
             return Some(idle.connection);
         }
     }
@@ -131,7 +137,7 @@ pub fn take(key: &PoolKey, limits: PoolLimits) -> Option<Connection> {
 pub fn put_back(key: PoolKey, mut connection: Connection, limits: PoolLimits) {
     let clean = limits.idle_max > 0
         && key.catalog_generation == catalog_generation()
-        && connection.is_idle_and_clean();
+        && (connection.is_pending() || connection.is_idle_and_clean());
     let mut closing = with_registry(|registry| registry.expire(limits));
     if clean {
         with_registry(|registry| {
@@ -144,17 +150,6 @@ pub fn put_back(key: PoolKey, mut connection: Connection, limits: PoolLimits) {
             closing.extend(registry.idle.drain(..surplus));
         });
     }
-}
-
-/// Closes every idle connection.
-pub fn discard_all() {
-    let idle = with_registry(|registry| std::mem::take(&mut registry.idle));
-    drop(idle);
-}
-
-/// Number of idle and of leased connections, for views and tests.
-pub fn counts() -> (usize, usize) {
-    with_registry(|registry| (registry.idle.len(), registry.leased.len()))
 }
 
 /// Hands a connection to the registry for the rest of the current (sub)transaction at the longest.
@@ -215,11 +210,7 @@ pub struct LeaseGuard {
     connection: Option<Box<Connection>>,
 }
 
-impl LeaseGuard {
-    pub fn id(&self) -> LeaseId {
-        self.id
-    }
-}
+impl LeaseGuard {}
 
 impl Deref for LeaseGuard {
     type Target = Connection;

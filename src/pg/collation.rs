@@ -23,7 +23,10 @@ pub unsafe fn version(collation: u32) -> Option<String> {
             (
                 pg_sys::SysCacheIdentifier::DATABASEOID,
                 pg_sys::MyDatabaseId,
-                (pg_sys::Anum_pg_database_datcollate, pg_sys::Anum_pg_database_daticulocale),
+                (
+                    pg_sys::Anum_pg_database_datcollate,
+                    pg_sys::Anum_pg_database_daticulocale,
+                ),
             )
         } else {
             (
@@ -48,8 +51,7 @@ pub unsafe fn version(collation: u32) -> Option<String> {
         let icu = provider as u8 == b'i';
         let attribute = if icu { attributes.1 } else { attributes.0 };
         let mut is_null = false;
-        let datum =
-            pg_sys::SysCacheGetAttr(cache as i32, tuple, attribute as i16, &mut is_null);
+        let datum = pg_sys::SysCacheGetAttr(cache as i32, tuple, attribute as i16, &mut is_null);
         let mut text = String::new();
         if !is_null {
             let name = pg_sys::text_to_cstring(datum.cast_mut_ptr());

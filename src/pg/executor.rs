@@ -120,8 +120,7 @@ pub unsafe fn begin_heap_scan(
     snapshot: pg_sys::Snapshot,
     allow_ring: bool,
 ) -> pg_sys::TableScanDesc {
-    let mut flags =
-        pg_sys::ScanOptions::SO_TYPE_SEQSCAN | pg_sys::ScanOptions::SO_ALLOW_PAGEMODE;
+    let mut flags = pg_sys::ScanOptions::SO_TYPE_SEQSCAN | pg_sys::ScanOptions::SO_ALLOW_PAGEMODE;
     if allow_ring {
         flags |= pg_sys::ScanOptions::SO_ALLOW_STRAT;
     }
@@ -171,10 +170,7 @@ unsafe extern "C-unwind" {
 /// # Safety
 /// `scan` came from [`begin_heap_scan`], `slot` is of the table's own slot type.
 #[inline(always)]
-pub unsafe fn next_tuple(
-    scan: pg_sys::TableScanDesc,
-    slot: *mut pg_sys::TupleTableSlot,
-) -> bool {
+pub unsafe fn next_tuple(scan: pg_sys::TableScanDesc, slot: *mut pg_sys::TupleTableSlot) -> bool {
     // SAFETY: as the caller says; heap tables have the method.
     unsafe {
         (*slot).tts_tableOid = (*(*scan).rs_rd).rd_id;

@@ -78,12 +78,6 @@ unsafe extern "C-unwind" {
     fn make_per_tuple_expr_context(estate: *mut pg_sys::EState) -> *mut pg_sys::ExprContext;
     #[link_name = "ExecReScan"]
     pub fn exec_re_scan(node: *mut pg_sys::PlanState);
-    #[link_name = "ExecInitNode"]
-    pub fn exec_init_node(
-        node: *mut pg_sys::Plan,
-        estate: *mut pg_sys::EState,
-        eflags: c_int,
-    ) -> *mut pg_sys::PlanState;
     #[link_name = "ExecEndNode"]
     pub fn exec_end_node(node: *mut pg_sys::PlanState);
     #[link_name = "ExecFetchSlotMinimalTuple"]
@@ -96,10 +90,6 @@ unsafe extern "C-unwind" {
         tuple: *mut pg_sys::MinimalTupleData,
         slot: *mut pg_sys::TupleTableSlot,
         should_free: bool,
-    ) -> *mut pg_sys::TupleTableSlot;
-    #[link_name = "ExecStoreVirtualTuple"]
-    pub fn exec_store_virtual_tuple(
-        slot: *mut pg_sys::TupleTableSlot,
     ) -> *mut pg_sys::TupleTableSlot;
     // postgres.c
     #[link_name = "ProcessInterrupts"]

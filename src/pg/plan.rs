@@ -34,20 +34,6 @@ pub unsafe fn items<T>(list: *mut pg_sys::List) -> impl Iterator<Item = *mut T> 
     })
 }
 
-/// The elements of an integer list.
-///
-/// # Safety
-/// `list` is null or a valid integer list.
-pub unsafe fn integers(list: *mut pg_sys::List) -> Vec<i32> {
-    // SAFETY: as the caller says; the cells of an integer list hold integers.
-    unsafe {
-        if list.is_null() {
-            return Vec::new();
-        }
-        (0..(*list).length as usize).map(|index| (*(*list).elements.add(index)).int_value).collect()
-    }
-}
-
 /// The members of a set.
 ///
 /// # Safety
@@ -221,5 +207,7 @@ pub enum Walk {
 /// `node` is a valid node.
 pub unsafe fn node_name(node: *const pg_sys::Node) -> String {
     // SAFETY: as the caller says.
-    format!("{:?}", unsafe { (*node).type_ }).trim_start_matches("T_").to_owned()
+    format!("{:?}", unsafe { (*node).type_ })
+        .trim_start_matches("T_")
+        .to_owned()
 }

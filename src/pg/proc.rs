@@ -51,7 +51,9 @@ pub fn own_xid() -> Option<u32> {
 
 /// `server_version_num` of the running server.
 pub fn server_version() -> u32 {
-    super::guc::value(c"server_version_num").and_then(|text| text.parse().ok()).unwrap_or(0)
+    super::guc::value(c"server_version_num")
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(0)
 }
 
 /// Leaves the procedure without any snapshot, which it needs to wait for replay: a standby's
@@ -61,8 +63,7 @@ pub fn forget_snapshots() -> bool {
     unsafe {
         pg_sys::ForgetPortalSnapshots();
         pg_sys::InvalidateCatalogSnapshot();
-        !pg_sys::ActiveSnapshotSet()
-            && (*pg_sys::MyProc).xmin == pg_sys::InvalidTransactionId
+        !pg_sys::ActiveSnapshotSet() && (*pg_sys::MyProc).xmin == pg_sys::InvalidTransactionId
     }
 }
 

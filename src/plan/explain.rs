@@ -33,11 +33,25 @@ unsafe extern "C-unwind" fn explain_one_query(
     unsafe {
         match PREVIOUS {
             Some(previous) => {
-                previous(query, cursor_options, into, es, query_string, params, environment);
+                previous(
+                    query,
+                    cursor_options,
+                    into,
+                    es,
+                    query_string,
+                    params,
+                    environment,
+                );
             }
-            None => {
-                plan_and_explain(query, cursor_options, into, es, query_string, params, environment)
-            }
+            None => plan_and_explain(
+                query,
+                cursor_options,
+                into,
+                es,
+                query_string,
+                params,
+                environment,
+            ),
         }
         show_refusal(es);
     }
@@ -88,7 +102,9 @@ unsafe fn plan_and_explain(
 /// # Safety
 /// `es` is the state of an EXPLAIN whose plan has been printed.
 unsafe fn show_refusal(es: *mut pg_sys::ExplainState) {
-    let Some(refused) = state::take_last_refused() else { return };
+    let Some(refused) = state::take_last_refused() else {
+        return;
+    };
     let text = format!("not used: {}", refused.describe());
     let (Ok(text), Ok(code)) = (CString::new(text), CString::new(refused.reason.code())) else {
         return;

@@ -53,12 +53,9 @@ unsafe fn plan_without(
     unsafe {
         match PREVIOUS_PLANNER {
             Some(previous) => previous(parse, query_string, cursor_options, bound_params),
-            None => ffi::standard_planner_unguarded(
-                parse,
-                query_string,
-                cursor_options,
-                bound_params,
-            ),
+            None => {
+                ffi::standard_planner_unguarded(parse, query_string, cursor_options, bound_params)
+            }
         }
     }
 }
@@ -113,7 +110,11 @@ unsafe fn begin(parse: *mut pg_sys::Query, cursor_options: c_int) -> Option<Atte
         {
             return None;
         }
-        let least_pages = if force { 0 } else { pg_sys::min_parallel_table_scan_size.max(1) };
+        let least_pages = if force {
+            0
+        } else {
+            pg_sys::min_parallel_table_scan_size.max(1)
+        };
         if !reads_large_table(parse, least_pages as u32) {
             return None;
         }
@@ -139,9 +140,14 @@ fn prepare(force: bool, replicas: Rc<[Replica]>) -> Attempt {
         local_workers_limit,
     });
     if replicas_used == 0 {
-        let reason =
-            if available == 0 { Reason::NoReplica } else { Reason::NoReplicaAllowed };
-        state::with(position, |planning| planning.refuse(Refused::new(reason, "")));
+        let reason = if available == 0 {
+            Reason::NoReplica
+        } else {
+            Reason::NoReplicaAllowed
+        };
+        state::with(position, |planning| {
+            planning.refuse(Refused::new(reason, ""))
+        });
     }
     let nest = guc::nest();
     // A hash table cannot be shared between servers.
@@ -156,9 +162,15 @@ fn prepare(force: bool, replicas: Rc<[Replica]>) -> Attempt {
         nest.set(c"parallel_setup_cost", c"0");
         nest.set(c"parallel_tuple_cost", c"0");
     } else {
-        nest.set_number(c"parallel_tuple_cost", tuple_cost.max(settings::tuple_cost()));
+        nest.set_number(
+            c"parallel_tuple_cost",
+            tuple_cost.max(settings::tuple_cost()),
+        );
     }
-    Attempt { position, nest: nest.into_raw() }
+    Attempt {
+        position,
+        nest: nest.into_raw(),
+    }
 }
 
 /// Puts our nodes into the plan. False if there was no place for any, and the statement must be
@@ -178,9 +190,10 @@ unsafe fn finish(attempt: Attempt, statement: *mut pg_sys::PlannedStmt) -> bool 
     if replaced {
         return true;
     }
-    let why = planning.refused.first().cloned().or_else(|| {
-        (planning.eligible_scans > 0).then(|| Refused::new(Reason::PlannerChoice, ""))
-    });
+    let why =
+        planning.refused.first().cloned().or_else(|| {
+            (planning.eligible_scans > 0).then(|| Refused::new(Reason::PlannerChoice, ""))
+        });
     if planning.force
         && planning.eligible_scans > 0
         && let Some(why) = &why
@@ -306,7 +319,7 @@ unsafe fn is_large(relid: pg_sys::Oid, least_pages: u32) -> bool {
 
 /// Queries inside DDL and maintenance statements are not the user's words: never an error there.
 #[pgrx::pg_guard]
-#[allow(ffi_unwind_calls)]
+#[allow(ffi_unwind_calls, clippy::too_many_arguments)]
 unsafe extern "C-unwind" fn process_utility(
     statement: *mut pg_sys::PlannedStmt,
     query_string: *const c_char,
@@ -341,11 +354,23 @@ unsafe extern "C-unwind" fn process_utility(
         UTILITY_DEPTH.set(base + u32::from(!user_query));
         match PREVIOUS_UTILITY {
             Some(previous) => previous(
-                statement, query_string, read_only_tree, context, params, environment, destination,
+                statement,
+                query_string,
+                read_only_tree,
+                context,
+                params,
+                environment,
+                destination,
                 completion,
             ),
             None => standard_process_utility(
-                statement, query_string, read_only_tree, context, params, environment, destination,
+                statement,
+                query_string,
+                read_only_tree,
+                context,
+                params,
+                environment,
+                destination,
                 completion,
             ),
         }

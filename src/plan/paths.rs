@@ -72,7 +72,7 @@ unsafe extern "C-unwind" fn set_rel_pathlist(
 }
 
 enum Verdict {
-    /// A catalog, a small table in the mode where that matters, nothing to scan.
+    /// A catalog, or nothing to scan.
     NotOurs,
     Refused(Refused),
     Offer,
@@ -87,7 +87,10 @@ unsafe fn consider(
 ) -> Verdict {
     // SAFETY: as the caller says.
     unsafe {
-        if (*rte).relid.to_u32() < shippable::FIRST_NORMAL_OBJECT_ID || pg_sys::is_dummy_rel(rel) {
+        if (*rte).relid.to_u32() < shippable::FIRST_NORMAL_OBJECT_ID
+            || pg_sys::is_dummy_rel(rel)
+            || (*rel).pages == 0
+        {
             return Verdict::NotOurs;
         }
         let refuse =
@@ -131,11 +134,7 @@ unsafe fn local_workers(rel: *mut pg_sys::RelOptInfo, limit: i32) -> i32 {
 
 /// # Safety
 /// As for [`consider`], which said that the table is fit.
-unsafe fn offer(
-    root: *mut pg_sys::PlannerInfo,
-    rel: *mut pg_sys::RelOptInfo,
-    planning: &Planning,
-) {
+unsafe fn offer(root: *mut pg_sys::PlannerInfo, rel: *mut pg_sys::RelOptInfo, planning: &Planning) {
     // SAFETY: as the caller says; the path is allocated by the planner's makeNode.
     unsafe {
         let local = if planning.local_plan {
@@ -151,13 +150,16 @@ unsafe fn offer(
         (*base).pathtarget = (*rel).reltarget;
         (*base).parallel_aware = true;
         (*base).parallel_safe = true;
-        (*base).parallel_workers = (local + planning.links() as i32).max(1);
-        cost(rel, base, local, planning);
+        let replicas = planning.replicas_for((*rel).tuples);
+        let links = replicas * planning.links_per_replica;
+        (*base).parallel_workers = (local + links as i32).max(1);
+        cost(rel, base, local, replicas, planning);
         (*path).flags = pg_sys::CUSTOMPATH_SUPPORT_PROJECTION;
         (*path).methods = &PATH_METHODS.0;
         (*path).custom_private = to_list(&GranuleScanPrivate {
             local_workers: local,
             granule_blocks: settings::granule_blocks(),
+            rows: (*rel).tuples,
         });
         if planning.force {
             keep_whole_scans_only(root, rel);
@@ -175,14 +177,19 @@ unsafe fn cost(
     rel: *mut pg_sys::RelOptInfo,
     path: *mut pg_sys::Path,
     local: i32,
+    replicas: usize,
     planning: &Planning,
 ) {
     // SAFETY: as the caller says.
     unsafe {
-        let local_processes = if planning.local_plan { f64::from(local.max(1)) } else { 0.0 };
-        let processes = (local_processes + planning.links() as f64).max(1.0);
-        let servers =
-            (planning.replicas_used as f64 + f64::from(u8::from(planning.local_plan))).max(1.0);
+        let links = (replicas * planning.links_per_replica) as f64;
+        let local_processes = if planning.local_plan {
+            f64::from(local.max(1))
+        } else {
+            0.0
+        };
+        let processes = (local_processes + links).max(1.0);
+        let servers = (replicas as f64 + f64::from(u8::from(planning.local_plan))).max(1.0);
         let mut qual = (*rel).baserestrictcost;
         let target = (*(*path).pathtarget).cost;
         let mut page_cost = 0.0;
@@ -214,10 +221,7 @@ unsafe fn cost(
 ///
 /// # Safety
 /// `rel` is a base relation whose paths are being made.
-unsafe fn keep_whole_scans_only(
-    root: *mut pg_sys::PlannerInfo,
-    rel: *mut pg_sys::RelOptInfo,
-) {
+unsafe fn keep_whole_scans_only(root: *mut pg_sys::PlannerInfo, rel: *mut pg_sys::RelOptInfo) {
     // SAFETY: as the caller says. A new list, because the planner may hold the old one.
     unsafe {
         let mut kept = std::ptr::null_mut();
@@ -230,12 +234,7 @@ unsafe fn keep_whole_scans_only(
             }
         }
         if !plain {
-            let scan = pg_sys::create_seqscan_path(
-                root,
-                rel,
-                std::ptr::null_mut(),
-                0,
-            );
+            let scan = pg_sys::create_seqscan_path(root, rel, std::ptr::null_mut(), 0);
             kept = pg_sys::lappend(kept, scan.cast());
         }
         (*rel).pathlist = kept;

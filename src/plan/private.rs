@@ -13,6 +13,8 @@ pub struct GranuleScanPrivate {
     /// Workers that PostgreSQL itself would use for this scan on this server.
     pub local_workers: i32,
     pub granule_blocks: u32,
+    /// Estimated rows of the table.
+    pub rows: f64,
 }
 
 /// A replica as the plan names it. Host and port are looked up when the plan runs.
@@ -67,7 +69,10 @@ pub struct Refused {
 
 impl Refused {
     pub fn new(reason: Reason, about: impl Into<String>) -> Self {
-        Refused { reason, about: about.into() }
+        Refused {
+            reason,
+            about: about.into(),
+        }
     }
 
     /// For EXPLAIN and the detail of errors.

@@ -1,11 +1,11 @@
 //! Puts ParallelReplicas where PostgreSQL put a Gather or Gather Merge over a shippable fragment.
 
+use super::private::GranuleScanPrivate;
 use super::private::{
     MergeKey, ParallelReplicasPrivate, PlannedReplica, Refused, from_list, to_list,
 };
 use super::shippable::{self, Findings};
-use super::state::Planning;
-use super::private::GranuleScanPrivate;
+use super::state::{Planning, replicas_for};
 use crate::exec::{granule_scan, parallel_replicas};
 use crate::pg::plan::{cells, children, members};
 use parallel_replicas_core::reason::Reason;
@@ -93,7 +93,17 @@ unsafe fn replace_one(
         let fragment = (*plan).lefttree;
         let findings =
             shippable::fragment(fragment, (*statement).rtable, &init_params, rescan_param)?;
-        let private = private(replacement, &findings, fragment, merge, init_params, rescan_param);
+        if replicas_for(findings.rows, replacement.replicas.len()) == 0 {
+            return Err(Refused::new(Reason::NoReplicaAllowed, ""));
+        }
+        let private = private(
+            replacement,
+            &findings,
+            fragment,
+            merge,
+            init_params,
+            rescan_param,
+        );
         *place = custom_scan(plan, &private);
         (*statement).parallelModeNeeded = true;
     }
@@ -113,7 +123,8 @@ unsafe fn private(
     ParallelReplicasPrivate {
         local_workers: findings.local_workers,
         links_per_replica: replacement.links_per_replica,
-        replicas: replacement.replicas.clone(),
+        replicas: replacement.replicas[..replicas_for(findings.rows, replacement.replicas.len())]
+            .to_vec(),
         available: replacement.available,
         local_plan: replacement.local_plan,
         force: replacement.force,
@@ -122,7 +133,11 @@ unsafe fn private(
         merge,
         init_params,
         rescan_param,
-        relations: findings.relations.iter().map(|(index, oid)| (*index, *oid)).collect(),
+        relations: findings
+            .relations
+            .iter()
+            .map(|(index, oid)| (*index, *oid))
+            .collect(),
         collations: findings.collations.iter().copied().collect(),
         time_zone: findings.time_zone,
         fold: findings.fold,
@@ -155,7 +170,9 @@ unsafe fn custom_scan(
 unsafe fn restore_workers(plan: *mut pg_sys::Plan, limit: i32) {
     // SAFETY: as the caller says.
     unsafe {
-        let wanted = granule_scan_workers((*plan).lefttree).unwrap_or(limit).min(limit);
+        let wanted = granule_scan_workers((*plan).lefttree)
+            .unwrap_or(limit)
+            .min(limit);
         if (*plan).type_ == pg_sys::NodeTag::T_Gather {
             let gather = plan.cast::<pg_sys::Gather>();
             (*gather).num_workers = (*gather).num_workers.min(wanted);
@@ -178,6 +195,9 @@ unsafe fn granule_scan_workers(plan: *mut pg_sys::Plan) -> Option<i32> {
             return from_list::<GranuleScanPrivate>((*scan).custom_private)
                 .map(|private| private.local_workers);
         }
-        children(plan).into_iter().filter_map(|place| granule_scan_workers(*place)).max()
+        children(plan)
+            .into_iter()
+            .filter_map(|place| granule_scan_workers(*place))
+            .max()
     }
 }

@@ -30,6 +30,8 @@ pub struct Findings {
     pub fold: bool,
     /// Granule scans found.
     pub scans: usize,
+    /// Estimated rows of the tables that are scanned in granules.
+    pub rows: f64,
     /// Most local workers that any of them wants.
     pub local_workers: i32,
 }
@@ -48,7 +50,10 @@ pub unsafe fn fragment(
     // SAFETY: as the caller says.
     unsafe {
         let outside = members((*plan).extParam);
-        if outside.iter().any(|param| *param != rescan_param && !init_params.contains(param)) {
+        if outside
+            .iter()
+            .any(|param| *param != rescan_param && !init_params.contains(param))
+        {
             return Err(Refused::new(Reason::CorrelatedParameter, ""));
         }
         for entry in items::<pg_sys::TargetEntry>((*plan).targetlist) {
@@ -98,6 +103,7 @@ unsafe fn node(
                     return Err(refuse());
                 };
                 findings.scans += 1;
+                findings.rows += private.rows;
                 findings.local_workers = findings.local_workers.max(private.local_workers);
                 relation((*scan).scan.scanrelid, rtable, findings)?;
             }
@@ -107,7 +113,10 @@ unsafe fn node(
                     return Err(Refused::new(Reason::PlanNode, "run-time partition pruning"));
                 }
                 if leading && (*append).first_partial_plan != 0 {
-                    return Err(Refused::new(Reason::PlanNode, "Append of whole and partial scans"));
+                    return Err(Refused::new(
+                        Reason::PlanNode,
+                        "Append of whole and partial scans",
+                    ));
                 }
             }
             NodeTag::T_SeqScan
@@ -128,7 +137,7 @@ unsafe fn node(
                 if !leading => {}
             NodeTag::T_Agg => {
                 let agg = plan.cast::<pg_sys::Agg>();
-                let partial = (*agg).aggsplit as u32 & pg_sys::AGGSPLITOP_SKIPFINAL != 0;
+                let partial = (*agg).aggsplit & pg_sys::AGGSPLITOP_SKIPFINAL != 0;
                 // A full aggregation step on a share of the rows is right only where it just drops
                 // duplicates, as core plans DISTINCT; the coordinator drops the rest.
                 if leading && !partial && has_aggregates(plan) {
@@ -185,7 +194,11 @@ unsafe fn has_aggregates(plan: *mut pg_sys::Plan) -> bool {
         // SAFETY: an expression of the node.
         unsafe {
             every_node(expression, &mut |node| {
-                if (*node).type_ == pg_sys::NodeTag::T_Aggref { Walk::Stop } else { Walk::Down }
+                if (*node).type_ == pg_sys::NodeTag::T_Aggref {
+                    Walk::Stop
+                } else {
+                    Walk::Down
+                }
             })
         }
     })
@@ -281,7 +294,9 @@ unsafe fn name_or_oid(name: *const std::ffi::c_char, oid: pg_sys::Oid) -> String
         oid.to_u32().to_string()
     } else {
         // SAFETY: as the caller says.
-        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+        unsafe { CStr::from_ptr(name) }
+            .to_string_lossy()
+            .into_owned()
     }
 }
 
@@ -289,10 +304,7 @@ unsafe fn name_or_oid(name: *const std::ffi::c_char, oid: pg_sys::Oid) -> String
 ///
 /// # Safety
 /// `root` is null or a valid expression.
-pub unsafe fn expression(
-    root: *mut pg_sys::Node,
-    findings: &mut Findings,
-) -> Result<(), Refused> {
+pub unsafe fn expression(root: *mut pg_sys::Node, findings: &mut Findings) -> Result<(), Refused> {
     let mut refused = None;
     let mut visit = |node: *mut pg_sys::Node| {
         // SAFETY: the walker only visits valid nodes.
@@ -365,7 +377,11 @@ unsafe fn expression_node(
             NodeTag::T_RowCompareExpr => {
                 let compare = node.cast::<pg_sys::RowCompareExpr>();
                 let list = (*compare).inputcollids;
-                for index in 0..if list.is_null() { 0 } else { (*list).length as usize } {
+                for index in 0..if list.is_null() {
+                    0
+                } else {
+                    (*list).length as usize
+                } {
                     let collation = (*(*list).elements.add(index)).oid_value.to_u32();
                     if collation != 0 {
                         findings.collations.insert(collation);
@@ -391,10 +407,7 @@ unsafe fn expression_node(
 
 /// # Safety
 /// `node` is a valid expression node.
-unsafe fn functions_of(
-    node: *mut pg_sys::Node,
-    findings: &mut Findings,
-) -> Result<Walk, Refused> {
+unsafe fn functions_of(node: *mut pg_sys::Node, findings: &mut Findings) -> Result<Walk, Refused> {
     let mut called = Vec::new();
     #[pgrx::pg_guard]
     unsafe extern "C-unwind" fn collect(function: pg_sys::Oid, context: *mut c_void) -> bool {
@@ -408,8 +421,10 @@ unsafe fn functions_of(
         if called.is_empty() {
             return Ok(Walk::Down);
         }
-        let volatility: Vec<u8> =
-            called.iter().map(|oid| pg_sys::func_volatile(*oid) as u8).collect();
+        let volatility: Vec<u8> = called
+            .iter()
+            .map(|oid| pg_sys::func_volatile(*oid) as u8)
+            .collect();
         if volatility.contains(&b's') && column_free(node) {
             findings.fold = true;
             return Ok(Walk::Skip);
@@ -438,9 +453,7 @@ unsafe fn functions_of(
 pub unsafe fn is_foldable(node: *mut pg_sys::Node) -> bool {
     let mut findings = Findings::default();
     // SAFETY: as the caller says. Only these two kinds of node are told to be skipped.
-    unsafe {
-        matches!(expression_node(node, &mut findings), Ok(Walk::Skip)) && findings.fold
-    }
+    unsafe { matches!(expression_node(node, &mut findings), Ok(Walk::Skip)) && findings.fold }
 }
 
 /// Does the expression depend on nothing but settings and constants, so that the coordinator can
@@ -482,11 +495,11 @@ pub unsafe fn is_streaming(plan: *mut pg_sys::Plan) -> bool {
     unsafe {
         match (*plan).type_ {
             NodeTag::T_CustomScan => true,
-            NodeTag::T_Append => items::<pg_sys::Plan>((*plan.cast::<pg_sys::Append>()).appendplans)
-                .all(|child| is_streaming(child)),
-            NodeTag::T_SubqueryScan => {
-                is_streaming((*plan.cast::<pg_sys::SubqueryScan>()).subplan)
+            NodeTag::T_Append => {
+                items::<pg_sys::Plan>((*plan.cast::<pg_sys::Append>()).appendplans)
+                    .all(|child| is_streaming(child))
             }
+            NodeTag::T_SubqueryScan => is_streaming((*plan.cast::<pg_sys::SubqueryScan>()).subplan),
             NodeTag::T_Result | NodeTag::T_ProjectSet | NodeTag::T_NestLoop => {
                 !(*plan).lefttree.is_null() && is_streaming((*plan).lefttree)
             }

@@ -6,6 +6,7 @@
 
 use super::private::Refused;
 use crate::cluster::Replica;
+use crate::settings;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
@@ -35,10 +36,30 @@ impl Planning {
         self.replicas_used * self.links_per_replica
     }
 
+    /// How many replicas a scan of so many rows may use. One participant is this server; if no other
+    /// is left, none is.
+    pub fn replicas_for(&self, rows: f64) -> usize {
+        replicas_for(rows, self.replicas_used)
+    }
+
     pub fn refuse(&mut self, refused: Refused) {
         if !self.refused.contains(&refused) && self.refused.len() < 16 {
             self.refused.push(refused);
         }
+    }
+}
+
+/// Applies `parallel_replicas_min_number_of_rows_per_replica`.
+pub fn replicas_for(rows: f64, most: usize) -> usize {
+    let least_rows = settings::min_rows_per_replica();
+    if least_rows == 0 {
+        return most;
+    }
+    let participants = (rows / f64::from(least_rows)) as usize;
+    if participants <= 1 {
+        0
+    } else {
+        most.min(participants)
     }
 }
 
@@ -124,7 +145,10 @@ fn register_callbacks() {
 }
 
 #[pgrx::pg_guard]
-unsafe extern "C-unwind" fn at_transaction_end(event: pg_sys::XactEvent::Type, _context: *mut c_void) {
+unsafe extern "C-unwind" fn at_transaction_end(
+    event: pg_sys::XactEvent::Type,
+    _context: *mut c_void,
+) {
     if event == pg_sys::XactEvent::XACT_EVENT_ABORT {
         STACK.with_borrow_mut(Vec::clear);
     }

@@ -109,8 +109,8 @@ fn body(kind: u8) -> ToReplica {
         if failed {
             lost();
         }
-        let bytes =
-            std::slice::from_raw_parts((*buffer).data.cast::<u8>(), (*buffer).len as usize).to_vec();
+        let bytes = std::slice::from_raw_parts((*buffer).data.cast::<u8>(), (*buffer).len as usize)
+            .to_vec();
         pg_sys::pfree((*buffer).data.cast());
         pg_sys::pfree(buffer.cast());
         bytes

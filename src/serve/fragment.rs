@@ -67,8 +67,11 @@ pub fn execute(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
 /// decides visibility, so the commit log is all that is asked besides.
 fn push_snapshot(begin: &Begin) {
     let wire = &begin.snapshot;
-    let mut xids: Vec<pg_sys::TransactionId> =
-        wire.in_progress.iter().map(|xid| pg_sys::TransactionId::from(*xid)).collect();
+    let mut xids: Vec<pg_sys::TransactionId> = wire
+        .in_progress
+        .iter()
+        .map(|xid| pg_sys::TransactionId::from(*xid))
+        .collect();
     let mut snapshot = pg_sys::SnapshotData {
         snapshot_type: pg_sys::SnapshotType::SNAPSHOT_MVCC,
         xmin: pg_sys::TransactionId::from(wire.xmin),
@@ -86,7 +89,10 @@ fn with_settings(begin: &Begin, nest: &guc::Nest, replay_wait_us: u64) -> Result
     for (name, value) in &begin.settings {
         let (Ok(name), Ok(value)) = (CString::new(name.as_str()), CString::new(value.as_str()))
         else {
-            return Err(guards::refusal("setting", "a setting's name or value has a zero byte"));
+            return Err(guards::refusal(
+                "setting",
+                "a setting's name or value has a zero byte",
+            ));
         };
         nest.set(&name, &value);
     }
@@ -188,17 +194,29 @@ unsafe fn read_plan(begin: &Begin) -> Result<*mut pg_sys::PlannedStmt, Refusal> 
         let findings = shippable::fragment(fragment, (*statement).rtable, &params, -1)
             .map_err(|refused| guards::refusal("plan", refused.describe()))?;
         if findings.fold {
-            return Err(guards::refusal("plan", "an expression was not evaluated beforehand"));
+            return Err(guards::refusal(
+                "plan",
+                "an expression was not evaluated beforehand",
+            ));
         }
         let locked = |oid: &u32| begin.relations.iter().any(|relation| relation.oid == *oid);
         if !findings.relations.values().all(locked) {
-            return Err(guards::refusal("plan", "the plan reads a relation that is not listed"));
+            return Err(guards::refusal(
+                "plan",
+                "the plan reads a relation that is not listed",
+            ));
         }
         let listed = |oid: &u32| {
-            begin.collations.iter().any(|collation| collation.oid == *oid)
+            begin
+                .collations
+                .iter()
+                .any(|collation| collation.oid == *oid)
         };
         if !findings.collations.iter().all(listed) {
-            return Err(guards::refusal("plan", "the plan uses a collation that is not listed"));
+            return Err(guards::refusal(
+                "plan",
+                "the plan uses a collation that is not listed",
+            ));
         }
         Ok(statement)
     }
@@ -225,14 +243,20 @@ unsafe fn restore_exec_parameters(
     // SAFETY: as the caller says; numbers are checked against the plan's own count.
     unsafe {
         let types = (*(*query).plannedstmt).paramExecTypes;
-        let count = if types.is_null() { 0 } else { (*types).length as u32 };
+        let count = if types.is_null() {
+            0
+        } else {
+            (*types).length as u32
+        };
         for parameter in &begin.exec_parameters {
             if parameter.id >= count {
                 return Err(guards::refusal("plan", "a parameter has an unknown number"));
             }
             let mut bytes = parameter.datum.clone();
             let mut cursor = bytes.as_mut_ptr().cast();
-            let value = (*(*query).estate).es_param_exec_vals.add(parameter.id as usize);
+            let value = (*(*query).estate)
+                .es_param_exec_vals
+                .add(parameter.id as usize);
             let old = pg_sys::MemoryContextSwitchTo((*(*query).estate).es_query_cxt);
             (*value).value = ffi::guarded::datumRestore(&mut cursor, &raw mut (*value).isnull);
             (*value).execPlan = std::ptr::null_mut();
@@ -282,9 +306,8 @@ unsafe fn run(query: *mut pg_sys::QueryDesc) {
 unsafe fn push_row(tuple: *const pg_sys::MinimalTupleData) -> bool {
     SESSION.with_borrow_mut(|session| {
         // SAFETY: as the caller says.
-        let bytes = unsafe {
-            std::slice::from_raw_parts(tuple.cast::<u8>(), (*tuple).t_len as usize)
-        };
+        let bytes =
+            unsafe { std::slice::from_raw_parts(tuple.cast::<u8>(), (*tuple).t_len as usize) };
         if session.rows_frame.is_empty() {
             frame::start_rows(&mut session.rows_frame);
         }
@@ -293,7 +316,9 @@ unsafe fn push_row(tuple: *const pg_sys::MinimalTupleData) -> bool {
         if session.rows_frame.len() >= ROWS_TARGET_BYTES {
             session.held_bytes += session.rows_frame.len();
             let next = Vec::with_capacity(ROWS_TARGET_BYTES + 4096);
-            session.full_frames.push(std::mem::replace(&mut session.rows_frame, next));
+            session
+                .full_frames
+                .push(std::mem::replace(&mut session.rows_frame, next));
         }
         session.held_bytes > HELD_BYTES_MAX
     })
@@ -335,10 +360,18 @@ fn next_task(scan: u32) -> Option<LinkTask> {
     SESSION.with_borrow_mut(|session| {
         session.waited_us += now_micros() - started;
         match frame {
-            ToReplica::Task { scan: of, id, start_block, blocks } if of == scan => {
+            ToReplica::Task {
+                scan: of,
+                id,
+                start_block,
+                blocks,
+            } if of == scan => {
                 session.current = Some(TaskReport { scan, id, blocks });
                 session.blocks += u64::from(blocks);
-                Some(LinkTask { start_block, blocks })
+                Some(LinkTask {
+                    start_block,
+                    blocks,
+                })
             }
             ToReplica::Finish { scan: of } if of == scan => None,
             ToReplica::Stop => {

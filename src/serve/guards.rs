@@ -13,7 +13,10 @@ use pgrx::pg_sys;
 use std::ffi::CStr;
 
 pub fn refusal(reason: &str, detail: impl Into<String>) -> Refusal {
-    Refusal { reason: reason.to_owned(), detail: detail.into() }
+    Refusal {
+        reason: reason.to_owned(),
+        detail: detail.into(),
+    }
 }
 
 /// Receives Begin and looks at it only if whoever sent it knows the secret.
@@ -21,7 +24,10 @@ pub fn authenticated_begin(secret: &[u8], nonce: &Nonce) -> Result<Begin, Refusa
     match copy_both::receive(true) {
         Some(ToReplica::Begin { mac, body }) => {
             if !secret::verify(secret, nonce, &body, &mac) {
-                return Err(refusal("authentication", "the coordinator does not know the secret"));
+                return Err(refusal(
+                    "authentication",
+                    "the coordinator does not know the secret",
+                ));
             }
             frame::decode_body(&body).map_err(|error| refusal("protocol", error.to_string()))
         }
@@ -40,7 +46,10 @@ pub fn server(begin: &Begin) -> Result<(), Refusal> {
     if timeline != begin.timeline {
         return Err(refusal(
             "timeline",
-            format!("the server replays timeline {timeline}, the coordinator {}", begin.timeline),
+            format!(
+                "the server replays timeline {timeline}, the coordinator {}",
+                begin.timeline
+            ),
         ));
     }
     Ok(())
@@ -71,6 +80,9 @@ pub fn wait_for_replay(begin: &Begin) -> Result<u64, Refusal> {
                 ),
             ));
         }
+        if copy_both::receive(false).is_some() {
+            return Err(refusal("stopped", "the coordinator needs no more rows"));
+        }
         copy_both::pause(pause_ms);
         pause_ms = (pause_ms * 2).min(10);
     }
@@ -81,7 +93,10 @@ pub fn wait_for_replay(begin: &Begin) -> Result<u64, Refusal> {
 
 /// The snapshot is complete, and of this server's present.
 pub fn snapshot(begin: &Begin) -> Result<(), Refusal> {
-    begin.snapshot.check().map_err(|error| refusal("snapshot", error.to_string()))?;
+    begin
+        .snapshot
+        .check()
+        .map_err(|error| refusal("snapshot", error.to_string()))?;
     // SAFETY: reads shared memory.
     let next = unsafe { pg_sys::ReadNextFullTransactionId() }.value;
     let xmax = u64::from(begin.snapshot.xmax_epoch) << 32 | u64::from(begin.snapshot.xmax);
@@ -94,11 +109,17 @@ pub fn snapshot(begin: &Begin) -> Result<(), Refusal> {
 
 /// Settings that hide corruption are off; libraries whose rules expressions follow are the same.
 pub fn settings_and_libraries(begin: &Begin) -> Result<(), Refusal> {
-    const DANGEROUS: &[&CStr] =
-        &[c"zero_damaged_pages", c"ignore_checksum_failure", c"ignore_system_indexes"];
+    const DANGEROUS: &[&CStr] = &[
+        c"zero_damaged_pages",
+        c"ignore_checksum_failure",
+        c"ignore_system_indexes",
+    ];
     for name in DANGEROUS {
         if guc::value(name).as_deref() == Some("on") {
-            return Err(refusal("dangerous_setting", format!("{} is on", name.to_string_lossy())));
+            return Err(refusal(
+                "dangerous_setting",
+                format!("{} is on", name.to_string_lossy()),
+            ));
         }
     }
     for expected in &begin.collations {
@@ -144,7 +165,10 @@ pub fn lock_relations(begin: &Begin) -> Result<(), Refusal> {
             known.then(|| relation_identity(oid))
         };
         if found.as_ref() != Some(expected) {
-            return Err(refusal("relation", format!("relation {} differs", expected.oid)));
+            return Err(refusal(
+                "relation",
+                format!("relation {} differs", expected.oid),
+            ));
         }
     }
     Ok(())

@@ -43,8 +43,7 @@ pub fn serve(atomic: bool) {
             "It is called by other servers, with default_transaction_isolation = 'read committed'.",
         );
     }
-    if remote != pg_sys::CommandDest::DestRemoteSimple
-        && remote != pg_sys::CommandDest::DestRemote
+    if remote != pg_sys::CommandDest::DestRemoteSimple && remote != pg_sys::CommandDest::DestRemote
     {
         error::raise(
             PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
@@ -74,15 +73,24 @@ pub fn serve(atomic: bool) {
 
 fn exchange(secret: Option<Vec<u8>>) -> Result<(), Refusal> {
     let Some(secret) = secret else {
-        return Err(guards::refusal("not_installed", "the extension's secret cannot be read"));
+        return Err(guards::refusal(
+            "not_installed",
+            "the extension's secret cannot be read",
+        ));
     };
     if !crate::pg::proc::forget_snapshots() {
-        return Err(guards::refusal("snapshot_held", "the backend holds a snapshot"));
+        return Err(guards::refusal(
+            "snapshot_held",
+            "the backend holds a snapshot",
+        ));
     }
     let mut nonce = [0; 32];
     // SAFETY: fills the buffer.
     if !unsafe { pg_sys::pg_strong_random(nonce.as_mut_ptr().cast(), nonce.len()) } {
-        return Err(guards::refusal("no_randomness", "random numbers cannot be had"));
+        return Err(guards::refusal(
+            "no_randomness",
+            "random numbers cannot be had",
+        ));
     }
     copy_both::send(&ToCoordinator::Hello(Hello {
         nonce,

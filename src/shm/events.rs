@@ -63,6 +63,11 @@ pub fn add(event: Event, amount: u64) {
 /// All values, in the order of [`DESCRIPTIONS`].
 pub fn values() -> Vec<u64> {
     super::shared().map_or_else(Vec::new, |shared| {
-        shared.events.values.iter().map(|value| value.load(Ordering::Relaxed)).collect()
+        shared
+            .events
+            .values
+            .iter()
+            .map(|value| value.load(Ordering::Relaxed))
+            .collect()
     })
 }

@@ -18,6 +18,7 @@
 //! here sleeps for a fixed time either: tests wait for conditions, through [`wait_until`].
 
 pub mod cluster;
+pub mod corpus;
 mod damage;
 mod differential;
 mod ports;

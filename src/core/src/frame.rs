@@ -133,7 +133,12 @@ pub enum ToReplica {
     /// A [`Begin`] in its encoded form, because its bytes are authenticated before they are read.
     Begin { mac: Mac, body: Vec<u8> },
     /// Blocks `start_block .. start_block + blocks` of scan `scan`.
-    Task { scan: u32, id: u32, start_block: u32, blocks: u32 },
+    Task {
+        scan: u32,
+        id: u32,
+        start_block: u32,
+        blocks: u32,
+    },
     /// Nothing is left for that scan.
     Finish { scan: u32 },
     /// The rest of the answer is not wanted.
@@ -185,7 +190,9 @@ pub enum ToCoordinator {
     Refused(Refusal),
     Announcement(Announcement),
     /// Asks for one more task of a scan.
-    Request { scan: u32 },
+    Request {
+        scan: u32,
+    },
     TaskDone(TaskReport),
     /// Still alive; sent when nothing else was for a second.
     Progress,
@@ -208,7 +215,9 @@ pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, FrameError> 
     if bytes.len() > MAX_CONTROL_BYTES {
         return Err(FrameError::Oversized(bytes.len()));
     }
-    let body = bytes.get(FRAME_HEADER_BYTES..).ok_or(FrameError::Short(bytes.len()))?;
+    let body = bytes
+        .get(FRAME_HEADER_BYTES..)
+        .ok_or(FrameError::Short(bytes.len()))?;
     if bytes[0] != CONTROL_TAG {
         return Err(FrameError::Tag(bytes[0]));
     }
@@ -260,10 +269,14 @@ pub fn next_row(
     if offset >= bytes.len() {
         return Ok(None);
     }
-    let length = bytes.get(offset..offset + 4).ok_or(FrameError::TruncatedRow)?;
+    let length = bytes
+        .get(offset..offset + 4)
+        .ok_or(FrameError::TruncatedRow)?;
     let length = u32::from_ne_bytes([length[0], length[1], length[2], length[3]]) as usize;
     let end = offset.checked_add(length).ok_or(FrameError::TruncatedRow)?;
-    let next = end.checked_next_multiple_of(8).ok_or(FrameError::TruncatedRow)?;
+    let next = end
+        .checked_next_multiple_of(8)
+        .ok_or(FrameError::TruncatedRow)?;
     if length < least || next > bytes.len() {
         return Err(FrameError::TruncatedRow);
     }
@@ -276,7 +289,12 @@ mod tests {
 
     #[test]
     fn control_frames_round_trip_and_are_used_up() {
-        let frame = ToReplica::Task { scan: 1, id: 7, start_block: 128, blocks: 256 };
+        let frame = ToReplica::Task {
+            scan: 1,
+            id: 7,
+            start_block: 128,
+            blocks: 256,
+        };
         let mut bytes = encode(&frame).unwrap();
         assert_eq!(decode::<ToReplica>(&bytes), Ok(frame));
         bytes.push(0);

@@ -77,7 +77,8 @@ mod tests {
     fn codes_are_distinct_words() {
         let mut codes: Vec<_> = Reason::ALL.iter().map(|reason| reason.code()).collect();
         assert!(codes.iter().all(|code| {
-            code.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+            code.bytes()
+                .all(|byte| byte.is_ascii_lowercase() || byte == b'_')
         }));
         codes.sort_unstable();
         codes.dedup();

@@ -49,7 +49,8 @@ impl WireSnapshot {
     /// Sorts and deduplicates the list, which the caller collected in any order.
     pub fn normalise(&mut self) {
         let base = self.xmin;
-        self.in_progress.sort_unstable_by_key(|xid| xid.wrapping_sub(base));
+        self.in_progress
+            .sort_unstable_by_key(|xid| xid.wrapping_sub(base));
         self.in_progress.dedup();
     }
 
@@ -108,11 +109,19 @@ mod tests {
         let good = snapshot(10, 20, &[11, 12]);
         assert_eq!(good.check(), Ok(()));
         assert_eq!(
-            WireSnapshot { incomplete: true, ..good.clone() }.check(),
+            WireSnapshot {
+                incomplete: true,
+                ..good.clone()
+            }
+            .check(),
             Err(SnapshotError::Incomplete)
         );
         assert_eq!(
-            WireSnapshot { own_xid_assigned: true, ..good.clone() }.check(),
+            WireSnapshot {
+                own_xid_assigned: true,
+                ..good.clone()
+            }
+            .check(),
             Err(SnapshotError::OwnXid)
         );
         for bad in [

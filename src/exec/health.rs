@@ -1,0 +1,47 @@
+//! Which servers this session could not reach lately.
+//!
+//! A server that does not answer costs a query nothing but a connection attempt, yet there is no
+//! point in an attempt by every query. After a failure the session waits one second before the next
+//! attempt, doubling up to half a minute.
+
+use crate::pg::wait::now_micros;
+use pgrx::pg_sys;
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+const FIRST_PAUSE_US: u64 = 1_000_000;
+const LONGEST_PAUSE_US: u64 = 30_000_000;
+
+struct Trouble {
+    pause_us: u64,
+    retry_at: u64,
+}
+
+thread_local! {
+    static TROUBLES: RefCell<HashMap<pg_sys::Oid, Trouble>> = RefCell::default();
+}
+
+/// Milliseconds until an attempt is due; None if it is.
+pub fn retry_in_ms(server: pg_sys::Oid) -> Option<u64> {
+    let now = now_micros();
+    TROUBLES.with_borrow(|troubles| {
+        let left = troubles.get(&server)?.retry_at.checked_sub(now)?;
+        (left > 0).then_some(left / 1000 + 1)
+    })
+}
+
+pub fn failed(server: pg_sys::Oid) {
+    let now = now_micros();
+    TROUBLES.with_borrow_mut(|troubles| {
+        let trouble = troubles.entry(server).or_insert(Trouble {
+            pause_us: FIRST_PAUSE_US / 2,
+            retry_at: 0,
+        });
+        trouble.pause_us = (trouble.pause_us * 2).min(LONGEST_PAUSE_US);
+        trouble.retry_at = now + trouble.pause_us;
+    });
+}
+
+pub fn succeeded(server: pg_sys::Oid) {
+    TROUBLES.with_borrow_mut(|troubles| troubles.remove(&server));
+}

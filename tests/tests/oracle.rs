@@ -1,0 +1,243 @@
+//! The differential oracle over whole corpora: every query gives the same rows with replicas as
+//! without, in one snapshot, while writers keep the primary busy; and no standby is damaged.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use parallel_replicas_tests::corpus::{self, Query};
+use parallel_replicas_tests::tpch::{self, Indexes};
+use parallel_replicas_tests::{Cluster, PRIMARY, Rows, WriterTable, Writers, damage_check, text};
+use postgres::{Client, Error};
+
+/// PostgreSQL alone.
+const OFF: &str = "SET LOCAL enable_parallel_replicas = 0";
+
+/// Forced, in two ways. Where this server only coordinates, every granule is read by a replica;
+/// where it takes part, granules move between all participants.
+const FORCED: [&str; 2] = [
+    "SET LOCAL enable_parallel_replicas = 2; SET LOCAL parallel_replicas_local_plan = off;
+     SET LOCAL parallel_replicas.granule_blocks = 16",
+    "SET LOCAL enable_parallel_replicas = 2; SET LOCAL parallel_replicas_local_plan = on;
+     SET LOCAL parallel_replicas.granule_blocks = 4",
+];
+
+/// Least number of corpus queries in which replicas contribute rows or granules: nine in ten of
+/// those that are not refused.
+const LEAST_USED: usize = 430;
+
+/// What a query came to.
+enum Verdict {
+    /// The same rows in all runs; how often replicas were used in the forced ones.
+    Equal { used: u64 },
+    /// Force refused, for the reason with this code.
+    Refused(String),
+    /// The rows differ, or it failed.
+    Wrong(String),
+}
+
+/// Runs a query alone and forced, in one snapshot.
+fn judge(client: &mut Client, preamble: &[String], query: &Query) -> Verdict {
+    let before = used(client);
+    let verdict = run(client, preamble, query);
+    client
+        .batch_execute("ROLLBACK")
+        .expect("a transaction can be left");
+    match verdict {
+        Ok(None) => Verdict::Equal {
+            used: used(client) - before,
+        },
+        Ok(Some(difference)) => Verdict::Wrong(difference),
+        Err(error) => {
+            refusal(&error).map_or_else(|| Verdict::Wrong(format!("{error:?}")), Verdict::Refused)
+        }
+    }
+}
+
+fn run(client: &mut Client, preamble: &[String], query: &Query) -> Result<Option<String>, Error> {
+    client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ")?;
+    for statement in preamble.iter().chain(&query.preamble()) {
+        client.batch_execute(statement)?;
+    }
+    client.batch_execute(OFF)?;
+    let alone = Rows::fetch(client, &query.text)?;
+    for setting in FORCED {
+        client.batch_execute(setting)?;
+        let forced = Rows::fetch(client, &query.text)?;
+        if let Some(difference) = alone.difference(&forced, query.ordered) {
+            return Ok(Some(format!("{setting}\n{difference}")));
+        }
+    }
+    Ok(None)
+}
+
+/// Replicas that contributed to a fragment, summed over all fragments of the server so far.
+fn used(client: &mut Client) -> u64 {
+    let value = text(
+        client,
+        "SELECT value::text FROM parallel_replicas.events
+         WHERE event = 'ParallelReplicasUsedCount'",
+    );
+    value.parse().expect("a counter is a number")
+}
+
+/// The code of the reason why force refused; `None` for any other error.
+fn refusal(error: &Error) -> Option<String> {
+    let error = error.as_db_error()?;
+    if error.message() != "query cannot use parallel replicas" {
+        return None;
+    }
+    let detail = error.detail()?.strip_prefix("Reason ")?;
+    Some(String::from(detail.split_once(':')?.0))
+}
+
+fn cluster() -> Cluster {
+    let cluster = Cluster::builder()
+        .standbys(2)
+        .setting("max_wal_size", "4GB")
+        // So that a slow machine does not turn a replica into one that is left out.
+        .setting("parallel_replicas.connect_timeout", "30s")
+        .setting("parallel_replicas.replay_wait_timeout", "30s")
+        .setting("parallel_replicas.stall_timeout", "60s")
+        .start();
+    cluster.register_replicas();
+    cluster
+}
+
+/// Copies of corpus tables, of the same names in schema `busy`, in the form that writers need.
+fn busy_tables(client: &mut Client) -> Vec<WriterTable> {
+    let mut tables = vec![WriterTable::create(client, "busy.quiet_corner", 2000)];
+    for (name, key, value) in [
+        ("fact", "id", "flags"),
+        ("detail", "fact_id", "val"),
+        ("t_sparse", "id", "v"),
+        ("t_dead", "id", "v"),
+    ] {
+        client
+            .batch_execute(&format!(
+                "CREATE TABLE busy.{name} (LIKE public.{name});
+                 ALTER TABLE busy.{name} ALTER {key} TYPE bigint;
+                 INSERT INTO busy.{name} SELECT * FROM public.{name};
+                 CREATE INDEX ON busy.{name} ({key});
+                 ANALYZE busy.{name};"
+            ))
+            .expect("a table can be copied");
+        tables.push(WriterTable {
+            name: format!("busy.{name}"),
+            key: String::from(key),
+            value: String::from(value),
+        });
+    }
+    client
+        .batch_execute(
+            "ALTER TABLE busy.fact ALTER prod_id SET DEFAULT 7, ALTER flags SET DEFAULT 0,
+                 ALTER tl SET DEFAULT '2020-01-01';
+             ALTER TABLE busy.detail ALTER line SET DEFAULT 1;
+             GRANT USAGE ON SCHEMA busy TO PUBLIC; GRANT SELECT ON ALL TABLES IN SCHEMA busy TO PUBLIC",
+        )
+        .expect("defaults can be set");
+    tables
+}
+
+#[test]
+fn every_corpus_query_gives_the_same_rows_with_replicas() {
+    let cluster = cluster();
+    cluster.psql(PRIMARY, corpus::SCHEMA);
+    let mut client = cluster.connect(PRIMARY);
+    client
+        .batch_execute("CREATE SCHEMA busy; VACUUM ANALYZE region, store, customer, product")
+        .unwrap();
+    let tables = busy_tables(&mut client);
+    client.batch_execute("ANALYZE").unwrap();
+    cluster.wait_all_caught_up();
+    let writers = Writers::start(&cluster, &tables, 2, 15);
+    writers.wait_for_transactions(50);
+
+    let (mut equal, mut queries_with_replicas) = (0, 0);
+    let mut refused = BTreeMap::new();
+    let mut wrong = String::new();
+    for query in corpus::queries() {
+        match judge(&mut client, &[], &query) {
+            Verdict::Equal { used } => {
+                equal += 1;
+                queries_with_replicas += usize::from(used > 0);
+                if used == 0 {
+                    println!("no replica was used: {}", query.name);
+                }
+            }
+            Verdict::Refused(reason) => {
+                refused.insert(query.name, reason);
+            }
+            Verdict::Wrong(why) => writeln!(wrong, "{}: {why}\n", query.name).unwrap(),
+        }
+    }
+    println!(
+        "quiet tables: {equal} equal, {queries_with_replicas} of them with replicas, {} refused",
+        refused.len()
+    );
+
+    // The same queries over tables that change all the time.
+    let busy = [String::from("SET LOCAL search_path = busy, public")];
+    let names = ["fact", "detail", "t_sparse", "t_dead"];
+    let changing = |query: &Query| names.iter().any(|name| query.mentions(name));
+    let (mut busy_equal, mut busy_with_replicas) = (0, 0);
+    for query in corpus::queries().into_iter().filter(changing) {
+        match judge(&mut client, &busy, &query) {
+            Verdict::Equal { used } => {
+                busy_equal += 1;
+                busy_with_replicas += usize::from(used > 0);
+            }
+            Verdict::Refused(_) => {}
+            Verdict::Wrong(why) => writeln!(wrong, "busy {}: {why}\n", query.name).unwrap(),
+        }
+    }
+    let transactions = writers.stop();
+    println!(
+        "changing tables: {busy_equal} equal, {busy_with_replicas} of them with replicas; \
+         {transactions} transactions of writers meanwhile"
+    );
+    assert!(wrong.is_empty(), "{wrong}");
+    let expected = corpus::local();
+    assert!(
+        refused == expected,
+        "corpus/local.txt is not what force refused, which is:\n{}",
+        refused
+            .iter()
+            .map(|(name, reason)| format!("{name} {reason}\n"))
+            .collect::<String>()
+    );
+    assert!(
+        queries_with_replicas >= LEAST_USED,
+        "only {queries_with_replicas} queries used replicas"
+    );
+    damage_check(&cluster);
+}
+
+#[test]
+fn every_tpch_query_gives_the_same_rows_with_replicas() {
+    let cluster = cluster();
+    tpch::load(&cluster.config(PRIMARY), 0.05, Indexes::All, |_| {});
+    let mut client = cluster.connect(PRIMARY);
+    cluster.wait_all_caught_up();
+    let busy = WriterTable::create(&mut client, "busy", 2000);
+    let writers = Writers::start(&cluster, &[busy], 1, 22);
+    let (mut used_in, mut refused) = (Vec::new(), Vec::new());
+    let mut wrong = String::new();
+    for number in tpch::QUERY_NUMBERS {
+        let query = Query {
+            text: String::from(tpch::query(number)),
+            ..Query::default()
+        };
+        match judge(&mut client, &[], &query) {
+            Verdict::Equal { used } if used > 0 => used_in.push(number),
+            Verdict::Equal { .. } => {}
+            Verdict::Refused(reason) => refused.push((number, reason)),
+            Verdict::Wrong(why) => writeln!(wrong, "Q{number}: {why}\n").unwrap(),
+        }
+    }
+    writers.stop();
+    println!("with replicas: {used_in:?}, refused: {refused:?}");
+    assert!(wrong.is_empty(), "{wrong}");
+    assert!(refused.is_empty(), "refused: {refused:?}");
+    assert_eq!(used_in, Vec::from_iter(tpch::QUERY_NUMBERS));
+    damage_check(&cluster);
+}
