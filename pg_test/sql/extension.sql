@@ -10,7 +10,7 @@ SELECT pg_describe_object(classid, objid, 0) AS "Object description"
   FROM pg_depend
  WHERE refclassid = 'pg_extension'::regclass AND deptype = 'e'
    AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'parallel_replicas')
- ORDER BY 1 COLLATE "C";
+ ORDER BY pg_describe_object(classid, objid, 0) COLLATE "C";
 
 -- Every function: its properties, and whether everybody may execute it.
 SELECT p.oid::regprocedure AS function, prokind, provolatile AS volatile, proparallel AS parallel,
@@ -62,16 +62,15 @@ SELECT parallel_replicas.hostname() <> '' AS "may call";
 RESET ROLE;
 DROP ROLE regress_user;
 
--- serve() outside of a link.
+-- serve() cannot be called where a transaction block is open.
+BEGIN;
 CALL parallel_replicas.serve();
 :code
-DO $$BEGIN CALL parallel_replicas.serve(); END$$;
-:code
+ROLLBACK;
 
 -- The counters: names, and that they do not move backwards.
 SELECT event, description, value >= 0 AS valid FROM parallel_replicas.events;
-SELECT parallel_replicas.hostname() = pg_read_file('/proc/sys/kernel/hostname', 0, 1000)::text
-    OR parallel_replicas.hostname() || E'\n' = pg_read_file('/proc/sys/kernel/hostname', 0, 1000) AS hostname;
+SELECT parallel_replicas.hostname() = rtrim(pg_read_file('/proc/sys/kernel/hostname', 0, 1000), E'\n') AS hostname;
 
 -- This server says who it is.
 SELECT system_identifier = (SELECT s.system_identifier::text FROM pg_control_system() s) AS system,

@@ -2,6 +2,7 @@
 -- REPLICAS: their definitions, the options' validation, and check_cluster
 --
 \set code '\\echo SQLSTATE :LAST_ERROR_SQLSTATE'
+\set SHOW_CONTEXT never
 CREATE VIEW defined AS
 SELECT s.srvname, srvoptions, umoptions, usename
   FROM pg_foreign_server s
@@ -11,8 +12,11 @@ SELECT s.srvname, srvoptions, umoptions, usename
  ORDER BY 1;
 
 -- add_replica
-SELECT parallel_replicas.add_replica('a', 'alpha.example', 5433);
-SELECT parallel_replicas.add_replica('b', 'beta.example', 5434, 'reports');
+SELECT parallel_replicas.add_replica('a', 'alpha.example', 5433, 'other');
+SELECT parallel_replicas.add_replica('plain', 'localhost', 5432);
+SELECT srvoptions FROM defined WHERE srvname = 'plain';
+SELECT parallel_replicas.remove_replica('plain');
+SELECT parallel_replicas.add_replica('b', 'beta.example', 5434, 'other');
 SELECT parallel_replicas.add_replica('c', '::1', 5435, cluster => 'reports', username => 'lu', password => 'p''w');
 SELECT parallel_replicas.add_replica('Not "plain"', 'x', 1, 'it''s');
 SELECT srvname, srvoptions, umoptions, usename = current_user AS mine FROM defined;
@@ -120,7 +124,6 @@ DROP ROLE regress_mapper;
 -- check_cluster: the real one, then replicas that nobody can reach.
 SELECT replica, check_name, ok, hint FROM parallel_replicas.check_cluster();
 SELECT bool_and(ok) AS fine FROM parallel_replicas.check_cluster('default');
-SELECT parallel_replicas.remove_replica('b');
 SELECT parallel_replicas.add_replica('nobody', '127.0.0.1', 1, 'reports');
 SELECT replica, check_name, ok, hint,
        CASE WHEN detail LIKE 'could not connect%' THEN 'could not connect ...' ELSE detail END AS detail

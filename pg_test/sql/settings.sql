@@ -179,7 +179,6 @@ SHOW max_parallel_replicas;
 SHOW parallel_replicas.connect_timeout;
 SELECT DISTINCT source FROM pg_settings
  WHERE name IN ('enable_parallel_replicas', 'max_parallel_replicas', 'parallel_replicas.connect_timeout');
-\c -reuse-previous=on "options='-c enable_parallel_replicas=3'"
 \c -reuse-previous=on "options=''"
 SHOW enable_parallel_replicas;
 

@@ -317,10 +317,7 @@ unsafe fn next_granule(node: *mut GranuleScanState) -> Option<(u32, u32)> {
 
 /// # Safety
 /// The state is ours, in a process that serves a link.
-unsafe fn next_link_granule(
-    node: *mut GranuleScanState,
-    source: LinkSource,
-) -> Option<(u32, u32)> {
+unsafe fn next_link_granule(node: *mut GranuleScanState, source: LinkSource) -> Option<(u32, u32)> {
     // SAFETY: as the caller says.
     unsafe {
         if LINK_STOPPED.get().is_some_and(|stopped| stopped()) {

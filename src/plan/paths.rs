@@ -62,8 +62,9 @@ unsafe extern "C-unwind" fn set_rel_pathlist(
             }
             Verdict::Offer => {
                 state::with_current(|planning| {
-                    planning.eligible_scans += 1;
-                    planning.offered_scans += 1;
+                    // An empty table may stand beside others in an Append; alone it is no reason
+                    // to expect replicas.
+                    planning.eligible_scans += usize::from((*rel).pages > 0);
                     offer(root, rel, planning);
                 });
             }
@@ -87,10 +88,7 @@ unsafe fn consider(
 ) -> Verdict {
     // SAFETY: as the caller says.
     unsafe {
-        if (*rte).relid.to_u32() < shippable::FIRST_NORMAL_OBJECT_ID
-            || pg_sys::is_dummy_rel(rel)
-            || (*rel).pages == 0
-        {
+        if (*rte).relid.to_u32() < shippable::FIRST_NORMAL_OBJECT_ID || pg_sys::is_dummy_rel(rel) {
             return Verdict::NotOurs;
         }
         let refuse =

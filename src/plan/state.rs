@@ -25,7 +25,6 @@ pub struct Planning {
     pub local_workers_limit: i32,
     /// Scans of tables that could use replicas, as far as the table is concerned.
     pub eligible_scans: usize,
-    pub offered_scans: usize,
     pub refused: Vec<Refused>,
     subtransaction: pg_sys::SubTransactionId,
 }
@@ -94,7 +93,6 @@ pub fn push(start: Start) -> usize {
             local_plan: start.local_plan,
             local_workers_limit: start.local_workers_limit,
             eligible_scans: 0,
-            offered_scans: 0,
             refused: Vec::new(),
             subtransaction,
         });
