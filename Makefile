@@ -1,7 +1,7 @@
 # `make demo` shows the extension at work; `make test` runs everything that must pass.
 # Each target is a script of its own in scripts/, which says what it does and why.
 
-.PHONY: help setup install demo lint test
+.PHONY: help setup install demo lint test bench-overhead bench-local
 
 help:
 	@echo "make setup    install what building and testing need (Debian 12 packages, cargo-pgrx)"
@@ -9,6 +9,8 @@ help:
 	@echo "make demo     TPC-H on a primary and two standbys in a temporary folder"
 	@echo "              SCALE=0.1 takes less data, KEEP=1 leaves the servers running"
 	@echo "make lint     formatting and clippy"
+	@echo "make bench-overhead, make bench-local"
+	@echo "              what the extension costs where it cannot help; see docs/benchmarks.md"
 	@echo "make test     setup, lint, all tests; ends with 'N passed, N failed'"
 
 setup:
@@ -25,3 +27,6 @@ lint:
 
 test:
 	@scripts/test.sh
+
+bench-overhead bench-local: install
+	@scripts/bench.sh $(@:bench-%=%)

@@ -25,11 +25,3 @@ as_root() {
         die "\"$*\" needs root: become root or install sudo"
     fi
 }
-
-# The generator of TPC-H data is several times slower without optimisation; everything else in the
-# tests waits for servers and only has to build fast.
-# shellcheck disable=SC2034
-tests_profile=(
-    --config 'profile.dev.package.tpchgen.opt-level=3'
-    --config 'profile.dev.package.parallel_replicas_tests.opt-level=2'
-)

@@ -5,5 +5,5 @@ set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
 step "Building the demo"
-cargo build "${tests_profile[@]}" -p parallel_replicas_tests --bin demo
-exec cargo run --quiet "${tests_profile[@]}" -p parallel_replicas_tests --bin demo
+cargo build -p parallel_replicas_tests --bin demo
+exec cargo run --quiet -p parallel_replicas_tests --bin demo

@@ -45,7 +45,7 @@ suite "Tests of the core, without PostgreSQL" \
 scripts/install.sh
 # Each cluster test runs up to three servers, so no more than two tests at a time.
 suite "Tests on real servers" \
-    cargo test --no-fail-fast "${tests_profile[@]}" -p parallel_replicas_tests -- --test-threads=2
+    cargo test --no-fail-fast -p parallel_replicas_tests -- --test-threads=2
 
 printf '\n%d passed, %d failed\n' "$passed" "$failed"
 [ "$failed" -eq 0 ]

@@ -12,8 +12,8 @@ CREATE TABLE with_no_data AS SELECT * FROM fact WITH NO DATA;
 SELECT id, grp INTO selected_into FROM fact WHERE id > 0;
 CREATE TEMP TABLE temporary AS SELECT grp, count(*) AS n FROM fact GROUP BY grp;
 CREATE TABLE IF NOT EXISTS copy_of_fact AS SELECT 1 AS i;
-PREPARE some AS SELECT id FROM fact WHERE id <= $1;
-CREATE TABLE from_execute AS EXECUTE some(10);
+PREPARE ten AS SELECT id FROM fact WHERE id <= $1;
+CREATE TABLE from_execute AS EXECUTE ten(10);
 EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) CREATE TABLE explained AS SELECT 1 AS i;
 SET enable_parallel_replicas = 0;
 SELECT (SELECT count(*) FROM copy_of_fact) AS copied, (SELECT count(*) FROM with_no_data) AS none,
@@ -94,7 +94,6 @@ DROP EVENT TRIGGER harmless;
 
 -- The rest.
 TRUNCATE copy_of_fact, selected_into;
-LOCK TABLE dim;
 BEGIN;
 LOCK TABLE dim IN SHARE MODE;
 COMMIT;
@@ -109,7 +108,6 @@ DROP OWNED BY regress_harmless;
 DROP ROLE regress_harmless;
 COMMENT ON TABLE fact IS 'facts';
 COMMENT ON TABLE fact IS NULL;
-SECURITY LABEL ON TABLE fact IS NULL;
 DISCARD TEMP;
 RESET enable_parallel_replicas;
 DROP SCHEMA ddl CASCADE;

@@ -51,29 +51,23 @@ BEGIN
     CLOSE c;
     EXECUTE 'SELECT count(*) FROM fact WHERE id < $1' INTO n USING 100;
     RAISE NOTICE 'below 100: %', n;
-    SELECT count(*) INTO STRICT n FROM fact;
-    IF EXISTS (SELECT FROM fact WHERE id = 17) THEN
-        RAISE NOTICE 'there are %', n;
-    END IF;
     PERFORM count(*) FROM part;
-    n := (SELECT max(id) FROM part);
-    RAISE NOTICE 'highest %', n;
     BEGIN
-        PERFORM 1 / (grp - 5) FROM fact;
+        PERFORM sum(1 / (grp - 5)) FROM fact;
     EXCEPTION WHEN division_by_zero THEN
         RAISE NOTICE 'caught: %', SQLERRM;
     END;
-    SELECT count(*) INTO n FROM fact;
+    EXECUTE 'SELECT count(*) FROM fact' INTO n;
     RAISE NOTICE 'still %', n;
 END$$;
 CREATE PROCEDURE steps() LANGUAGE plpgsql AS $$
 DECLARE
     n bigint;
 BEGIN
-    SELECT count(*) INTO n FROM fact;
+    EXECUTE 'SELECT count(*) FROM fact' INTO n;
     RAISE NOTICE 'before %', n;
     COMMIT;
-    SELECT count(*) INTO n FROM fact;
+    EXECUTE 'SELECT count(*) FROM fact' INTO n;
     RAISE NOTICE 'after %', n;
     ROLLBACK;
     FOR n IN SELECT grp FROM dim WHERE grp < 3 ORDER BY grp LOOP
@@ -120,7 +114,6 @@ SELECT count(*) FROM fact;
 RELEASE a;
 END;
 SELECT pg_sleep(0);
-SELECT \bind
 SELECT count(*) FROM fact \gdesc
 SELECT 'SELECT count(*) FROM dim' \gexec
 SELECT grp, id % 3 AS x, id FROM fact WHERE grp < 2 AND id < 300 ORDER BY 1, 2, 3 \crosstabview grp x id
