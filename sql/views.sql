@@ -20,3 +20,10 @@ $$;
 
 REVOKE ALL ON PROCEDURE parallel_replicas.serve() FROM PUBLIC;
 GRANT EXECUTE ON PROCEDURE parallel_replicas.serve() TO parallel_replicas_link;
+
+-- Raises the error with the hint if the library is not preloaded: better now than at the first use.
+DO $$
+BEGIN
+    PERFORM FROM parallel_replicas.get_events();
+END
+$$;

@@ -32,10 +32,6 @@ DECLARE
     counted bigint;
 BEGIN
     FOR node IN SELECT nodes(plan) LOOP
-        RETURN QUERY VALUES ('node', concat_ws(' ', node ->> 'Partial Mode', node ->> 'Node Type',
-            node ->> 'Custom Plan Provider', 'rows=' || (CASE WHEN node ->> 'Parent Relationship' IS NULL OR node ->> 'Custom Plan Provider' = 'GranuleScan' OR node ->> 'Node Type' = 'Limit' THEN
-                ((node ->> 'Actual Rows')::numeric * (node ->> 'Actual Loops')::numeric) BETWEEN 0.999 * n AND 1.001 * n + (node ->> 'Actual Loops')::numeric END)::text))
-            FROM (SELECT 0::numeric) x(n) WHERE false;
         RETURN QUERY VALUES ('node', concat_ws(' ', node ->> 'Partial Mode', node ->> 'Node Type', node ->> 'Custom Plan Provider'));
         IF node ->> 'Custom Plan Provider' = 'ParallelReplicas' THEN
             SELECT sum((p ->> 'Granules Own')::int + (p ->> 'Granules Stolen By Hash')::int + (p ->> 'Granules Stolen Rest')::int)

@@ -439,6 +439,20 @@ pub unsafe fn task_memory(node: *mut GranuleScanState) -> *mut SharedTasks {
     unsafe { (*node).tasks }
 }
 
+/// Makes tasks start at one granule and grow: few rows may be needed.
+///
+/// # Safety
+/// The state is ours, its tasks laid out.
+pub unsafe fn start_small(node: *mut GranuleScanState) {
+    // SAFETY: as the caller says.
+    unsafe {
+        tasks::with((*node).tasks, |state| {
+            state.set_ramp(true);
+            Ok(())
+        });
+    }
+}
+
 /// Forgets the memory that a parallel context takes away.
 ///
 /// # Safety

@@ -20,6 +20,7 @@ use crate::plan::hook::cannot_use_replicas;
 use crate::plan::private::{ParallelReplicasPrivate, from_list};
 use crate::shm::events::{self, Event};
 use parallel_replicas_core::frame;
+use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
 use std::ffi::{CStr, c_int, c_void};
 
@@ -249,7 +250,7 @@ unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
             state.refused = shipment::check(estate).err();
         }
         if let Some(why) = &state.refused {
-            if state.private.force {
+            if state.private.force && why.reason != Reason::SwitchedOff {
                 cannot_use_replicas(why);
             }
             if first {
@@ -277,11 +278,7 @@ unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
 fn local_workers_without_replicas(state: &State) -> i32 {
     // SAFETY: plain setting.
     let limit = unsafe { pg_sys::max_parallel_workers_per_gather };
-    state
-        .private
-        .local_workers
-        .max(i32::from(!state.private.local_plan))
-        .min(limit)
+    state.private.local_workers.min(limit)
 }
 
 fn participants(state: &State) -> Participants {
@@ -359,6 +356,11 @@ unsafe extern "C-unwind" fn lay_out(node: *mut ParallelReplicasState) {
         if state.pei.is_null() {
             for scan in &state.scans {
                 granule_scan::init_private_tasks(*scan);
+            }
+        }
+        if state.private.ramp {
+            for scan in &state.scans {
+                granule_scan::start_small(*scan);
             }
         }
         state.take_readers();

@@ -64,6 +64,9 @@ pub unsafe fn check(estate: *mut pg_sys::EState) -> Result<(), Refused> {
     let refuse = |reason| Err(Refused::new(reason, ""));
     // SAFETY: as the caller says; the rest are plain globals and shared-memory reads.
     unsafe {
+        if settings::mode() == settings::Mode::Off {
+            return refuse(Reason::SwitchedOff);
+        }
         if pg_sys::RecoveryInProgress() {
             return refuse(Reason::InRecovery);
         }

@@ -135,11 +135,8 @@ unsafe fn local_workers(rel: *mut pg_sys::RelOptInfo, limit: i32) -> i32 {
 unsafe fn offer(root: *mut pg_sys::PlannerInfo, rel: *mut pg_sys::RelOptInfo, planning: &Planning) {
     // SAFETY: as the caller says; the path is allocated by the planner's makeNode.
     unsafe {
-        let local = if planning.local_plan {
-            local_workers(rel, planning.local_workers_limit)
-        } else {
-            0
-        };
+        let natural = local_workers(rel, planning.local_workers_limit);
+        let local = if planning.local_plan { natural } else { 0 };
         let path =
             pgrx::PgBox::<pg_sys::CustomPath>::alloc_node(pg_sys::NodeTag::T_CustomPath).into_pg();
         let base = &raw mut (*path).path;
@@ -155,7 +152,7 @@ unsafe fn offer(root: *mut pg_sys::PlannerInfo, rel: *mut pg_sys::RelOptInfo, pl
         (*path).flags = pg_sys::CUSTOMPATH_SUPPORT_PROJECTION;
         (*path).methods = &PATH_METHODS.0;
         (*path).custom_private = to_list(&GranuleScanPrivate {
-            local_workers: local,
+            local_workers: natural,
             granule_blocks: settings::granule_blocks(),
             rows: (*rel).tuples,
         });

@@ -46,6 +46,8 @@ pub struct ParallelReplicasPrivate {
     pub force: bool,
     /// A task's rows are complete when the task is.
     pub streaming: bool,
+    /// A LIMIT above may need few rows: tasks start small.
+    pub ramp: bool,
     pub merge: Vec<MergeKey>,
     /// InitPlan outputs that the fragment reads.
     pub init_params: Vec<i32>,

@@ -34,16 +34,16 @@ pub unsafe fn gathers(
     let mut replaced = 0;
     // SAFETY: as the caller says.
     unsafe {
-        let mut places = vec![&raw mut (*statement).planTree];
-        places.extend(cells::<pg_sys::Plan>((*statement).subplans));
-        while let Some(place) = places.pop() {
+        let mut places = vec![(&raw mut (*statement).planTree, false)];
+        places.extend(cells::<pg_sys::Plan>((*statement).subplans).map(|place| (place, false)));
+        while let Some((place, limited)) = places.pop() {
             let plan = *place;
             if plan.is_null() {
                 continue;
             }
             let tag = (*plan).type_;
             if tag == pg_sys::NodeTag::T_Gather || tag == pg_sys::NodeTag::T_GatherMerge {
-                match replace_one(place, statement, replacement) {
+                match replace_one(place, statement, replacement, limited) {
                     Ok(()) => {
                         replaced += 1;
                         continue;
@@ -54,7 +54,13 @@ pub unsafe fn gathers(
                     }
                 }
             }
-            places.extend(children(plan));
+            let limits = tag == pg_sys::NodeTag::T_Limit
+                || limited
+                    && matches!(
+                        tag,
+                        pg_sys::NodeTag::T_Result | pg_sys::NodeTag::T_ProjectSet
+                    );
+            places.extend(children(plan).into_iter().map(|place| (place, limits)));
         }
     }
     replaced
@@ -66,6 +72,7 @@ unsafe fn replace_one(
     place: *mut *mut pg_sys::Plan,
     statement: *mut pg_sys::PlannedStmt,
     replacement: &Replacement,
+    limited: bool,
 ) -> Result<(), Refused> {
     // SAFETY: as the caller says.
     unsafe {
@@ -96,7 +103,7 @@ unsafe fn replace_one(
         if replicas_for(findings.rows, replacement.replicas.len()) == 0 {
             return Err(Refused::new(Reason::NoReplicaAllowed, ""));
         }
-        let private = private(
+        let mut private = private(
             replacement,
             &findings,
             fragment,
@@ -104,6 +111,7 @@ unsafe fn replace_one(
             init_params,
             rescan_param,
         );
+        private.ramp = limited && private.streaming;
         *place = custom_scan(plan, &private);
         (*statement).parallelModeNeeded = true;
     }
@@ -128,6 +136,7 @@ unsafe fn private(
         available: replacement.available,
         local_plan: replacement.local_plan,
         force: replacement.force,
+        ramp: false,
         // SAFETY: as the caller says.
         streaming: merge.is_empty() && unsafe { shippable::is_streaming(fragment) },
         merge,

@@ -57,10 +57,16 @@ pub fn execute(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
     nest.end();
     // SAFETY: the one that push_snapshot pushed.
     unsafe { pg_sys::PopActiveSnapshot() };
-    granule_scan::set_link_source(None, None);
-    let session = SESSION.take();
-    events::add(Event::ReadRequestMicroseconds, session.waited_us);
+    events::add(
+        Event::ReadRequestMicroseconds,
+        SESSION.with_borrow(|session| session.waited_us),
+    );
     result
+}
+
+/// Drops what an exchange has left in memory.
+pub fn forget() {
+    SESSION.set(Session::default());
 }
 
 /// Makes the shipped snapshot the active one. All of its transactions go into the one list that

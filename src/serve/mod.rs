@@ -11,6 +11,7 @@ mod copy_both;
 mod fragment;
 mod guards;
 
+use crate::exec::granule_scan;
 use crate::shm::events::{self, Event};
 use crate::{error, secret, shm};
 use parallel_replicas_core::frame::{Hello, Refusal, ToCoordinator};
@@ -67,8 +68,25 @@ pub fn serve(atomic: bool) {
             copy_both::send(&ToCoordinator::Refused(refusal));
         }
     }
-    SERVING.set(false);
     copy_both::end();
+}
+
+/// Marks this backend as serving until dropped, also by an ERROR on its way through.
+struct Serving;
+
+impl Serving {
+    fn begin() -> Self {
+        SERVING.set(true);
+        Serving
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        SERVING.set(false);
+        granule_scan::set_link_source(None, None);
+        fragment::forget();
+    }
 }
 
 fn exchange(secret: Option<Vec<u8>>) -> Result<(), Refusal> {
@@ -104,6 +122,6 @@ fn exchange(secret: Option<Vec<u8>>) -> Result<(), Refusal> {
     guards::server(&begin)?;
     guards::snapshot(&begin)?;
     guards::settings_and_libraries(&begin)?;
-    SERVING.set(true);
+    let _serving = Serving::begin();
     fragment::execute(&begin, waited)
 }

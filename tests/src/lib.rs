@@ -23,6 +23,8 @@ mod damage;
 mod differential;
 mod ports;
 mod proxy;
+pub mod rogue;
+pub mod rogue_recorder;
 pub mod rows;
 pub mod system;
 pub mod tpch;

@@ -58,6 +58,7 @@ reasons! {
     CorrelatedParameter, "correlated_parameter", "the parallel part of the plan depends on a value from outside", "";
     RecordOutput, "record_output", "a column has an anonymous row type", "Name a composite type.";
     // Dispatch.
+    SwitchedOff, "switched_off", "enable_parallel_replicas was switched off after the query was planned", "";
     NotParallelMode, "not_parallel_mode", "the query is not executed to its end at once",
         "Cursors, row limits of the client and some callers keep PostgreSQL from parallel execution.";
     InRecovery, "in_recovery", "this server is itself a standby", "Connect to the primary.";

@@ -72,7 +72,9 @@ fn overhead() -> Vec<Row> {
     for cluster in [&without, &with] {
         pgbench(cluster, &["-i", "-q", "-s", "10"]);
     }
-    with.connect(PRIMARY).batch_execute("CREATE EXTENSION parallel_replicas").expect("extension");
+    with.connect(PRIMARY)
+        .batch_execute("CREATE EXTENSION parallel_replicas")
+        .expect("extension");
     with.register_replica("nobody", 1);
     ["simple", "prepared"]
         .into_iter()
@@ -96,10 +98,21 @@ fn overhead() -> Vec<Row> {
 fn pgbench(cluster: &Cluster, arguments: &[&str]) -> String {
     let mut command = system::installation().client_command("pgbench");
     command
-        .args(["-h", "127.0.0.1", "-U", "postgres", "-p", &cluster.port(PRIMARY).to_string()])
+        .args([
+            "-h",
+            "127.0.0.1",
+            "-U",
+            "postgres",
+            "-p",
+            &cluster.port(PRIMARY).to_string(),
+        ])
         .args(arguments)
         .arg("postgres");
-    if cluster.connect(PRIMARY).query_one("SHOW enable_parallel_replicas", &[]).is_ok() {
+    if cluster
+        .connect(PRIMARY)
+        .query_one("SHOW enable_parallel_replicas", &[])
+        .is_ok()
+    {
         command.env("PGOPTIONS", "-c enable_parallel_replicas=1");
     }
     system::output_of(&mut command)
@@ -164,7 +177,9 @@ fn compare(client: &mut Client, query: &str, side: &str, mode: u8) -> Row {
 }
 
 fn time(client: &mut Client, query: &str, mode: u8) -> Duration {
-    client.batch_execute(&format!("SET enable_parallel_replicas = {mode}")).expect("setting");
+    client
+        .batch_execute(&format!("SET enable_parallel_replicas = {mode}"))
+        .expect("setting");
     let start = Instant::now();
     client.batch_execute(query).expect("query");
     start.elapsed()
@@ -186,12 +201,18 @@ fn print_table(rows: &[Row]) {
         );
     }
     if let Some(row) = rows.first() {
-        println!("\nmedian (least-most) in {}; ratio is with / without", row.unit);
+        println!(
+            "\nmedian (least-most) in {}; ratio is with / without",
+            row.unit
+        );
     }
 }
 
 fn cell(sample: &Sample) -> String {
-    format!("{:.0} ({:.0}-{:.0})", sample.median, sample.least, sample.most)
+    format!(
+        "{:.0} ({:.0}-{:.0})",
+        sample.median, sample.least, sample.most
+    )
 }
 
 fn json(name: &str, rows: &[Row]) -> String {
