@@ -47,7 +47,8 @@ BEGIN
         END IF;
     END LOOP;
 END$$;
--- Without a share for this server, replicas cannot come too late.
+-- Without a share for this server, replicas cannot come too late; its connections are made first.
+SELECT count(*) FROM fact;
 SET parallel_replicas_local_plan = off;
 SELECT * FROM facts('SELECT count(*) FROM fact');
 SELECT * FROM facts('SELECT grp, sum(val) FROM fact GROUP BY grp');
@@ -86,4 +87,6 @@ BEGIN
     EXECUTE 'EXPLAIN (ANALYZE, FORMAT XML) SELECT count(*) FROM fact' INTO x;
     RAISE NOTICE 'XML: %', (xpath('count(//*[local-name() = ''Participant''])', x::xml))[1];
 END$$;
-DROP FUNCTION facts, nodes, analyze_json;
+DROP FUNCTION facts;
+DROP FUNCTION nodes;
+DROP FUNCTION analyze_json;

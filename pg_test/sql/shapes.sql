@@ -85,7 +85,7 @@ INSERT INTO queries (query) VALUES
     ('SELECT ctid, i FROM one_block'),
     ('SELECT tableoid::regclass, count(*) FROM part GROUP BY 1'),
     ('SELECT tableoid, id FROM part'),
-    ('SELECT xmin, cmin, xmax, cmax, i FROM one_block'),
+    ('SELECT xmin, xmax, i FROM one_block'),
     ('SELECT count(*) FROM one_block WHERE ctid > ''(0,10)'''),
     ('SELECT i FROM one_block WHERE ctid = ''(0,10)''');
 SELECT query, c.* FROM queries, compare(query) c ORDER BY n;

@@ -9,8 +9,7 @@
 
 use super::tasks::{self, Participants, SharedTasks};
 use crate::pg::{executor, ffi};
-use crate::plan::paths::GRANULE_SCAN_NAME;
-use crate::plan::private::{GranuleScanPrivate, from_list};
+use crate::plan::private::{GRANULE_SCAN_NAME, GranuleScanPrivate, from_list};
 use parallel_replicas_core::task_state::{ScanSpec, Task};
 use pgrx::pg_sys;
 use std::cell::Cell;
@@ -109,17 +108,6 @@ static EXEC_METHODS: ExecMethods = ExecMethods(pg_sys::CustomExecMethods {
 pub fn init() {
     // SAFETY: static data; once, from the library's initialisation.
     unsafe { pg_sys::RegisterCustomScanMethods(&SCAN_METHODS.0) };
-}
-
-pub fn scan_methods() -> *const pg_sys::CustomScanMethods {
-    &SCAN_METHODS.0
-}
-
-/// # Safety
-/// `scan` is a CustomScan.
-pub unsafe fn is_granule_scan(scan: *const pg_sys::CustomScan) -> bool {
-    // SAFETY: as the caller says.
-    std::ptr::eq(unsafe { (*scan).methods }, &SCAN_METHODS.0)
 }
 
 /// # Safety

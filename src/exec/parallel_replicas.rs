@@ -17,12 +17,12 @@ use super::tasks::{LOCAL_REPLICA, Participants};
 use super::{explain, granule_scan, local, merge, shipment};
 use crate::pg::{executor, ffi, plan, wait};
 use crate::plan::hook::cannot_use_replicas;
-use crate::plan::private::{ParallelReplicasPrivate, from_list};
+use crate::plan::private::{PARALLEL_REPLICAS_NAME, ParallelReplicasPrivate, from_list};
 use crate::shm::events::{self, Event};
 use parallel_replicas_core::frame;
 use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{c_int, c_void};
 
 /// State of the node.
 #[repr(C)]
@@ -41,15 +41,13 @@ unsafe impl Sync for ScanMethods {}
 // SAFETY: as above.
 unsafe impl Sync for ExecMethods {}
 
-const NAME: &CStr = c"ParallelReplicas";
-
 static SCAN_METHODS: ScanMethods = ScanMethods(pg_sys::CustomScanMethods {
-    CustomName: NAME.as_ptr(),
+    CustomName: PARALLEL_REPLICAS_NAME.as_ptr(),
     CreateCustomScanState: Some(create_custom_scan_state),
 });
 
 static EXEC_METHODS: ExecMethods = ExecMethods(pg_sys::CustomExecMethods {
-    CustomName: NAME.as_ptr(),
+    CustomName: PARALLEL_REPLICAS_NAME.as_ptr(),
     BeginCustomScan: Some(begin_custom_scan),
     ExecCustomScan: Some(exec_custom_scan),
     EndCustomScan: Some(end_custom_scan),
@@ -68,10 +66,6 @@ static EXEC_METHODS: ExecMethods = ExecMethods(pg_sys::CustomExecMethods {
 pub fn init() {
     // SAFETY: static data; once, from the library's initialisation.
     unsafe { pg_sys::RegisterCustomScanMethods(&SCAN_METHODS.0) };
-}
-
-pub fn scan_methods() -> *const pg_sys::CustomScanMethods {
-    &SCAN_METHODS.0
 }
 
 #[pgrx::pg_guard]

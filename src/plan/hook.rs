@@ -106,7 +106,7 @@ unsafe fn begin(parse: *mut pg_sys::Query, cursor_options: c_int) -> Option<Atte
             || !(*parse).rowMarks.is_null()
             || (*parse).hasModifyingCTE
             || proc::is_parallel_worker()
-            || crate::serve::is_serving()
+            || state::is_disabled()
         {
             return None;
         }

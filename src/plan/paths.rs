@@ -1,13 +1,11 @@
 //! The GranuleScan path: a partial path for a table whose granules several servers may scan.
 
-use super::private::{GranuleScanPrivate, Refused, to_list};
+use super::private::{GRANULE_SCAN_NAME, GranuleScanPrivate, Refused, scan_methods, to_list};
 use super::shippable::{self, Findings};
 use super::state::{self, Planning};
-use crate::exec::granule_scan;
 use crate::settings;
 use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
-use std::ffi::CStr;
 
 static mut PREVIOUS: pg_sys::set_rel_pathlist_hook_type = None;
 
@@ -16,9 +14,6 @@ static PATH_METHODS: PathMethods = PathMethods(pg_sys::CustomPathMethods {
     PlanCustomPath: Some(plan_custom_path),
     ReparameterizeCustomPathByChild: None,
 });
-
-/// As EXPLAIN shows it, and as plans on the wire name it.
-pub const GRANULE_SCAN_NAME: &CStr = c"GranuleScan";
 
 struct PathMethods(pg_sys::CustomPathMethods);
 
@@ -255,7 +250,7 @@ unsafe extern "C-unwind" fn plan_custom_path(
         (*scan).scan.scanrelid = (*rel).relid;
         (*scan).flags = (*path).flags;
         (*scan).custom_private = (*path).custom_private;
-        (*scan).methods = granule_scan::scan_methods();
+        (*scan).methods = scan_methods(GRANULE_SCAN_NAME);
         (&raw mut (*scan).scan.plan).cast()
     }
 }

@@ -7,6 +7,24 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::ffi::{CStr, CString};
 
+/// The nodes' names: in EXPLAIN, in plans on the wire, and towards PostgreSQL, which finds a node's
+/// functions by its name.
+pub const GRANULE_SCAN_NAME: &CStr = c"GranuleScan";
+pub const PARALLEL_REPLICAS_NAME: &CStr = c"ParallelReplicas";
+
+/// The functions that the executor's side has registered under a name.
+pub fn scan_methods(name: &CStr) -> *const pg_sys::CustomScanMethods {
+    // SAFETY: a C string; a name that is not registered is an ERROR.
+    unsafe { pg_sys::GetCustomScanMethods(name.as_ptr(), false) }
+}
+
+/// # Safety
+/// `scan` is a CustomScan.
+pub unsafe fn is_granule_scan(scan: *const pg_sys::CustomScan) -> bool {
+    // SAFETY: as the caller says; every CustomScan has methods, and those a name.
+    unsafe { CStr::from_ptr((*(*scan).methods).CustomName) == GRANULE_SCAN_NAME }
+}
+
 /// Of a GranuleScan.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct GranuleScanPrivate {

@@ -1,12 +1,11 @@
 //! Puts ParallelReplicas where PostgreSQL put a Gather or Gather Merge over a shippable fragment.
 
-use super::private::GranuleScanPrivate;
 use super::private::{
-    MergeKey, ParallelReplicasPrivate, PlannedReplica, Refused, from_list, to_list,
+    GranuleScanPrivate, MergeKey, PARALLEL_REPLICAS_NAME, ParallelReplicasPrivate, PlannedReplica,
+    Refused, from_list, is_granule_scan, scan_methods, to_list,
 };
 use super::shippable::{self, Findings};
 use super::state::{Planning, replicas_for};
-use crate::exec::{granule_scan, parallel_replicas};
 use crate::pg::plan::{cells, children, members};
 use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
@@ -169,7 +168,7 @@ unsafe fn custom_scan(
         (*scan).scan.plan = std::ptr::read(gather);
         (*scan).scan.plan.type_ = pg_sys::NodeTag::T_CustomScan;
         (*scan).custom_private = to_list(private);
-        (*scan).methods = parallel_replicas::scan_methods();
+        (*scan).methods = scan_methods(PARALLEL_REPLICAS_NAME);
         (&raw mut (*scan).scan.plan).cast()
     }
 }
@@ -200,7 +199,7 @@ unsafe fn granule_scan_workers(plan: *mut pg_sys::Plan) -> Option<i32> {
     // SAFETY: as the caller says.
     unsafe {
         let scan = plan.cast::<pg_sys::CustomScan>();
-        if (*plan).type_ == pg_sys::NodeTag::T_CustomScan && granule_scan::is_granule_scan(scan) {
+        if (*plan).type_ == pg_sys::NodeTag::T_CustomScan && is_granule_scan(scan) {
             return from_list::<GranuleScanPrivate>((*scan).custom_private)
                 .map(|private| private.local_workers);
         }

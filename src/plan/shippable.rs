@@ -5,8 +5,7 @@
 //! node or expression is executed locally until somebody has thought about it.
 
 use super::functions;
-use super::private::{GranuleScanPrivate, Refused, from_list};
-use crate::exec::granule_scan;
+use super::private::{GranuleScanPrivate, Refused, from_list, is_granule_scan};
 use crate::pg::plan::{Walk, children, every_node, expressions, items, members, node_name};
 use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
@@ -96,7 +95,7 @@ unsafe fn node(
         match tag {
             NodeTag::T_CustomScan => {
                 let scan = plan.cast::<pg_sys::CustomScan>();
-                if !leading || !granule_scan::is_granule_scan(scan) {
+                if !leading || !is_granule_scan(scan) {
                     return Err(refuse());
                 }
                 let Some(private) = from_list::<GranuleScanPrivate>((*scan).custom_private) else {

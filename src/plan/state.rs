@@ -64,6 +64,7 @@ pub fn replicas_for(rows: f64, most: usize) -> usize {
 
 thread_local! {
     static STACK: RefCell<Vec<Planning>> = const { RefCell::new(Vec::new()) };
+    static DISABLED: Cell<bool> = const { Cell::new(false) };
     static CALLBACKS: Cell<bool> = const { Cell::new(false) };
     /// Why the statement planned last had to do without replicas, for EXPLAIN.
     static LAST_REFUSED: RefCell<Option<Refused>> = const { RefCell::new(None) };
@@ -121,6 +122,15 @@ pub fn with<T>(position: usize, f: impl FnOnce(&mut Planning) -> T) -> Option<T>
 /// Is any planner call that may use replicas going on?
 pub fn is_active() -> bool {
     STACK.with_borrow(|stack| !stack.is_empty())
+}
+
+/// This backend works for another server's query, and must not use replicas itself.
+pub fn disable(disabled: bool) {
+    DISABLED.set(disabled);
+}
+
+pub fn is_disabled() -> bool {
+    DISABLED.get()
 }
 
 pub fn set_last_refused(refused: Option<Refused>) {

@@ -12,20 +12,11 @@ mod fragment;
 mod guards;
 
 use crate::exec::granule_scan;
+use crate::plan::state;
 use crate::shm::events::{self, Event};
 use crate::{error, secret, shm};
 use parallel_replicas_core::frame::{Hello, Refusal, ToCoordinator};
 use pgrx::{PgSqlErrorCode, pg_sys};
-use std::cell::Cell;
-
-thread_local! {
-    static SERVING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Is this backend executing a fragment for a coordinator?
-pub fn is_serving() -> bool {
-    SERVING.get()
-}
 
 /// Body of the procedure `parallel_replicas.serve()`.
 ///
@@ -76,14 +67,14 @@ struct Serving;
 
 impl Serving {
     fn begin() -> Self {
-        SERVING.set(true);
+        state::disable(true);
         Serving
     }
 }
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        SERVING.set(false);
+        state::disable(false);
         granule_scan::set_link_source(None, None);
         fragment::forget();
     }
