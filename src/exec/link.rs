@@ -16,12 +16,13 @@
 //! state. Only a data error, which any server would raise for the same rows, is the query's error.
 
 use super::dispatch::Shared;
+use super::failure::{Failure, identity_difference, protocol, remote};
 use super::granule_scan;
 use super::held_rows::HeldRows;
 use super::tasks;
 use crate::net::pool::{self, LeaseId};
 use crate::net::{
-    ConnectPoll, Connection, CopyBuffer, CopyRead, NetError, RemoteError, ResultRead, ResultStatus,
+    ConnectPoll, Connection, CopyBuffer, CopyRead, RemoteError, ResultRead, ResultStatus,
 };
 use crate::pg::wait::now_micros;
 use crate::secret;
@@ -56,21 +57,6 @@ pub enum Outcome {
     Unavailable(String),
     Refused(Refusal),
     Lost(String),
-}
-
-/// Why a turn of the link ended it.
-enum Failure {
-    /// Connection, protocol, infrastructure error there.
-    Infrastructure(String),
-    Refused(Refusal),
-    /// An error that the query itself causes.
-    Data(Box<RemoteError>),
-}
-
-impl From<NetError> for Failure {
-    fn from(error: NetError) -> Self {
-        Failure::Infrastructure(error.to_string())
-    }
 }
 
 pub struct Link {
@@ -665,48 +651,3 @@ impl Link {
 
 /// Rows that wait for the consumer, per link, before reading stops.
 const READY_BYTES_MAX: usize = 4 << 20;
-
-fn protocol(what: &str) -> Failure {
-    Failure::Infrastructure(what.to_owned())
-}
-
-/// Sorts a replica's error: is it the rows' fault, or the server's?
-fn remote(error: Option<RemoteError>) -> Failure {
-    match error {
-        Some(error) if is_data_error(&error) => Failure::Data(Box::new(error)),
-        Some(error) => Failure::Infrastructure(format!(
-            "{} (SQLSTATE {})",
-            error.primary,
-            error.sqlstate.as_str()
-        )),
-        None => protocol("replica gave an unexpected answer"),
-    }
-}
-
-/// Errors that executing the same rows here would raise too. Everything else costs the replica its
-/// part and the query nothing: should the error be the query's after all, doing the work again
-/// raises it here.
-fn is_data_error(error: &RemoteError) -> bool {
-    matches!(error.sqlstate.class(), b"21" | b"22" | b"23")
-}
-
-fn identity_difference(
-    ours: &parallel_replicas_core::frame::Identity,
-    theirs: &parallel_replicas_core::frame::Identity,
-) -> String {
-    if ours.system_identifier != theirs.system_identifier {
-        "the servers do not belong to the same physical cluster".to_owned()
-    } else if ours.server_version != theirs.server_version {
-        format!(
-            "server version {} against {}",
-            theirs.server_version, ours.server_version
-        )
-    } else if ours.build_id != theirs.build_id || ours.protocol_version != theirs.protocol_version {
-        format!(
-            "extension build {} against {}",
-            theirs.build_id, ours.build_id
-        )
-    } else {
-        "database or block size differs".to_owned()
-    }
-}

@@ -4,6 +4,7 @@
 
 pub mod dispatch;
 pub mod explain;
+mod failure;
 mod fold;
 pub mod granule_scan;
 mod health;
@@ -13,5 +14,6 @@ mod local;
 mod merge;
 pub mod parallel_replicas;
 pub mod shipment;
+mod start;
 mod state;
 mod tasks;

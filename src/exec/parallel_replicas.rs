@@ -11,16 +11,11 @@
 
 #![allow(ffi_unwind_calls)]
 
-use super::dispatch::Dispatch;
 use super::state::{LEADER, Next, SERVICE_INTERVAL, State};
-use super::tasks::{LOCAL_REPLICA, Participants};
-use super::{explain, granule_scan, local, merge, shipment};
-use crate::pg::{executor, ffi, plan, wait};
-use crate::plan::hook::cannot_use_replicas;
+use super::{explain, granule_scan, local, merge, start};
+use crate::pg::{executor, ffi, wait};
 use crate::plan::private::{PARALLEL_REPLICAS_NAME, ParallelReplicasPrivate, from_list};
 use crate::shm::events::{self, Event};
-use parallel_replicas_core::frame;
-use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
 use std::ffi::{c_int, c_void};
 
@@ -176,7 +171,7 @@ unsafe extern "C-unwind" fn exec_parallel_replicas(
         let node = ps.cast::<ParallelReplicasState>();
         ffi::check_for_interrupts();
         if !(*(*node).state).started {
-            start(node);
+            start::start(node);
         }
         let context = (*ps).ps_ExprContext;
         executor::reset_expr_context(context);
@@ -193,174 +188,6 @@ unsafe extern "C-unwind" fn exec_parallel_replicas(
         }
         (*context).ecxt_outertuple = slot;
         executor::project((*ps).ps_ProjInfo)
-    }
-}
-
-/// First execution: decides who takes part, and sets them to work.
-///
-/// # Safety
-/// The state is ours.
-unsafe fn start(node: *mut ParallelReplicasState) {
-    // SAFETY: as the caller says. Unguarded calls and guarded functions alternate; nothing with a
-    // destructor lives here.
-    unsafe {
-        let state = (*node).state;
-        let ps = &raw mut (*node).css.ss.ps;
-        let fragment = (*ps).lefttree;
-        let estate = (*ps).state;
-        if decide(node) {
-            // May run the InitPlans, whose errors are the query's.
-            ffi::ExecSetParamPlanMulti(
-                plan::bitmapset(&(*state).private.init_params),
-                ffi::per_tuple_expr_context(estate),
-            );
-            dispatch(node);
-        }
-        let workers = (*state).workers_planned;
-        if workers > 0 && (*estate).es_use_parallel_mode {
-            local::launch(state, fragment, workers);
-        } else {
-            (*state).workers_launched = 0;
-        }
-        lay_out(node);
-        (*state).started = true;
-    }
-}
-
-/// Fixes the participants. False if this server executes the fragment alone.
-///
-/// # Safety
-/// The state is ours.
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
-    // SAFETY: as the caller says.
-    unsafe {
-        let state = &mut *(*node).state;
-        let ps = &raw mut (*node).css.ss.ps;
-        let estate = (*ps).state;
-        let first = state.participants.processes.is_empty();
-        // Once a parallel context exists, its memory is sized for these participants.
-        if first || state.refused.is_none() {
-            state.refused = shipment::check(estate).err();
-        }
-        if let Some(why) = &state.refused {
-            if state.private.force && why.reason != Reason::SwitchedOff {
-                cannot_use_replicas(why);
-            }
-            if first {
-                events::add(Event::LocalFallbackCount, 1);
-                state.workers_planned = local_workers_without_replicas(state);
-                state.participants = Participants::local(state.workers_planned as usize);
-            }
-        } else if first {
-            state.workers_planned = if state.private.local_plan {
-                state.private.local_workers
-            } else {
-                0
-            };
-            state.participants = participants(state);
-        }
-        for scan in &state.scans {
-            granule_scan::manage(*scan, &state.participants);
-            granule_scan::call_between_tasks(*scan, between_tasks, node.cast());
-        }
-        state.refused.is_none()
-    }
-}
-
-/// Workers for a fragment that replicas were meant to help with: as many as PostgreSQL would take.
-fn local_workers_without_replicas(state: &State) -> i32 {
-    // SAFETY: plain setting.
-    let limit = unsafe { pg_sys::max_parallel_workers_per_gather };
-    state.private.local_workers.min(limit)
-}
-
-fn participants(state: &State) -> Participants {
-    let private = &state.private;
-    let mut participants = Participants::default();
-    if private.local_plan {
-        participants.replicas.push((LOCAL_REPLICA.to_owned(), 1));
-    }
-    let first_replica = participants.replicas.len() as u16;
-    // Leader and local workers. Without a local plan only the leader, for what nobody else does.
-    participants.processes = vec![0; 1 + state.workers_planned as usize];
-    for (index, planned) in private.replicas.iter().enumerate() {
-        participants
-            .replicas
-            .push((planned.name.clone(), planned.weight));
-        for _ in 0..private.links_per_replica {
-            participants.processes.push(first_replica + index as u16);
-        }
-    }
-    participants
-}
-
-/// Opens the links.
-///
-/// # Safety
-/// The state is ours, and may use replicas.
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn dispatch(node: *mut ParallelReplicasState) {
-    // SAFETY: as the caller says.
-    unsafe {
-        let state = &mut *(*node).state;
-        let ps = &raw mut (*node).css.ss.ps;
-        let estate = (*ps).state;
-        let mut query_id = [0_u8; 16];
-        pg_sys::pg_strong_random(query_id.as_mut_ptr().cast(), query_id.len());
-        let begin = match shipment::begin(&state.private, (*(*ps).plan).lefttree, estate, query_id)
-        {
-            Ok(begin) => begin,
-            Err(why) => {
-                if state.private.force {
-                    cannot_use_replicas(&why);
-                }
-                events::add(Event::LocalFallbackCount, 1);
-                state.refused = Some(why);
-                return;
-            }
-        };
-        let body = match frame::encode_body(&begin) {
-            Ok(body) => body,
-            Err(error) => crate::error::internal(format!("plan cannot be shipped: {error}")),
-        };
-        events::add(Event::QueryCount, 1);
-        state.dispatch = Some(Dispatch::start(
-            &state.private.replicas,
-            state.private.links_per_replica as usize,
-            u16::from(state.private.local_plan),
-            1 + state.workers_planned as u16,
-            body,
-            state.scans.clone(),
-            state.private.streaming,
-            (*estate).es_query_cxt,
-        ));
-    }
-}
-
-/// Lays out tasks where no shared memory holds them, and decides about the leader.
-///
-/// # Safety
-/// The state is ours.
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn lay_out(node: *mut ParallelReplicasState) {
-    // SAFETY: as the caller says.
-    unsafe {
-        let state = &mut *(*node).state;
-        if state.pei.is_null() {
-            for scan in &state.scans {
-                granule_scan::init_private_tasks(*scan);
-            }
-        }
-        if state.private.ramp {
-            for scan in &state.scans {
-                granule_scan::start_small(*scan);
-            }
-        }
-        state.take_readers();
-        state.leading =
-            state.workers_launched == 0 && (state.dispatch.is_none() || state.private.local_plan);
-        state.until_service = 0;
     }
 }
 
@@ -493,7 +320,7 @@ pub unsafe extern "C-unwind" fn service(node: *mut ParallelReplicasState) -> boo
 }
 
 /// Called by the leader's granule scans before each task.
-unsafe fn between_tasks(context: *mut c_void) {
+pub unsafe fn between_tasks(context: *mut c_void) {
     // SAFETY: `context` is the node that set this hook.
     unsafe { service(context.cast()) };
 }

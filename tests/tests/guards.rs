@@ -1,0 +1,707 @@
+//! Every guard of a replica refuses what it is there for, with its reason, and leaves nothing
+//! behind.
+//!
+//! The coordinator here is a rogue that knows the secret: it starts from a Begin that a real
+//! coordinator sent and changes one thing. That the unchanged Begin is executed is tested first, so
+//! that a refusal is due to the change. A wrong fragment that were executed could damage the
+//! standby for good, so every test ends with the damage check.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+use parallel_replicas_core::frame::{
+    self, Begin, ExecParameter, MAX_CONTROL_BYTES, ToCoordinator, ToReplica,
+};
+use parallel_replicas_tests::rogue::{Outcome, Rogue, Said, ServerError, authenticate};
+use parallel_replicas_tests::rogue_recorder::Recorder;
+use parallel_replicas_tests::{Cluster, PRIMARY, SOON, damage_check, text, wait_until};
+use postgres::Client;
+
+/// The only standby of these tests.
+const STANDBY: usize = 1;
+
+/// What a connection of a coordinator asks for, as far as it matters here.
+const LINK: &str = "-c default_transaction_isolation=read\\ committed";
+
+const ROWS: u64 = 20_000;
+
+/// A cluster with a standby, a real coordinator's session that is recorded, and the secret.
+struct Scene {
+    recorder: Recorder,
+    observer: Client,
+    secret: Vec<u8>,
+    postmaster: i32,
+    cluster: Cluster,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self::with_locale("C.UTF-8")
+    }
+
+    fn with_locale(locale: &str) -> Self {
+        // Nobody holds a recorded snapshot, so nothing may remove rows that it sees.
+        let cluster = Cluster::builder()
+            .standbys(1)
+            .autovacuum(false)
+            .locale(locale)
+            .start();
+        cluster.psql(
+            PRIMARY,
+            &format!(
+                "CREATE EXTENSION parallel_replicas;
+                 CREATE TABLE t(id int, v bigint, name text);
+                 INSERT INTO t SELECT i, i % 100, 'name' || i % 10 FROM generate_series(1, {ROWS}) i;
+                 CREATE TABLE other(id int); INSERT INTO other VALUES (1);
+                 CREATE FUNCTION own_abs(bigint) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
+                     AS 'SELECT abs($1)';
+                 CREATE ROLE stranger LOGIN; ANALYZE"
+            ),
+        );
+        let recorder = Recorder::start(&cluster, STANDBY);
+        let secret = cluster
+            .connect(PRIMARY)
+            .query_one("SELECT secret FROM parallel_replicas.secret", &[])
+            .expect("the secret is there")
+            .get(0);
+        Self {
+            recorder,
+            observer: cluster.connect(STANDBY),
+            secret,
+            postmaster: cluster.postmaster_pid(STANDBY).expect("it runs"),
+            cluster,
+        }
+    }
+
+    fn rogue(&self) -> Rogue {
+        Rogue::connect(self.cluster.port(STANDBY), "postgres", LINK)
+    }
+
+    fn record(&mut self, query: &str) -> Begin {
+        self.recorder.record(query).begin()
+    }
+
+    /// A Begin for all rows of `t`, which a new rogue has executed to the end.
+    fn proven(&mut self, query: &str, rows: u64) -> Begin {
+        let begin = self.record(query);
+        let outcome = self.rogue().attempt(&self.secret, &begin);
+        match outcome {
+            Outcome::Done { rows: sent, .. } => assert_eq!(sent, rows, "{query}"),
+            other => panic!("a real Begin must be executed, this came: {other:?}\n{query}"),
+        }
+        begin
+    }
+
+    /// The changed Begin is refused for this reason, and the session is as before.
+    #[track_caller]
+    fn refused(&mut self, reason: &str, begin: &Begin, change: impl FnOnce(&mut Begin)) {
+        self.refused_in(self.rogue(), reason, begin, change);
+    }
+
+    #[track_caller]
+    fn refused_in(
+        &mut self,
+        mut rogue: Rogue,
+        reason: &str,
+        begin: &Begin,
+        change: impl FnOnce(&mut Begin),
+    ) {
+        let mut changed = begin.clone();
+        change(&mut changed);
+        assert_ne!(&changed, begin, "nothing was changed");
+        let outcome = rogue.attempt(&self.secret, &changed);
+        assert_eq!(outcome.reason(), reason, "{outcome:?}");
+        self.nothing_left(&mut rogue);
+    }
+
+    /// The session takes statements, and neither lock nor snapshot is left in it.
+    #[track_caller]
+    fn nothing_left(&mut self, rogue: &mut Rogue) {
+        assert_eq!(rogue.execute("SELECT 1"), Ok(()));
+        let query = format!(
+            "SELECT format('%s, %s locks, xmin %s', state,
+                 (SELECT count(*) FROM pg_locks WHERE pid = a.pid), coalesce(backend_xmin::text, 'none'))
+             FROM pg_stat_activity a WHERE pid = {}",
+            rogue.pid
+        );
+        let observer = &mut self.observer;
+        let mut last = String::new();
+        wait_until(SOON, "the session has let go of everything", || {
+            last = text(observer, &query);
+            last == "idle, 0 locks, xmin none"
+        });
+        self.server_lives();
+    }
+
+    /// The server has not restarted, and another session has not noticed anything.
+    #[track_caller]
+    fn server_lives(&mut self) {
+        assert_eq!(self.cluster.postmaster_pid(STANDBY), Some(self.postmaster));
+        assert_eq!(text(&mut self.observer, "SELECT 'alive'"), "alive");
+    }
+
+    fn end(self) {
+        damage_check(&self.cluster);
+    }
+}
+
+#[test]
+fn a_snapshot_that_would_damage_the_standby_is_refused() {
+    let mut scene = Scene::new();
+    let begin = scene.proven("SELECT id FROM t", ROWS);
+    scene.refused("snapshot", &begin, |begin| begin.snapshot.incomplete = true);
+    scene.refused("snapshot", &begin, |begin| {
+        begin.snapshot.own_xid_assigned = true
+    });
+    scene.refused("snapshot", &begin, |begin| begin.snapshot.xmin = 2);
+    scene.refused("snapshot", &begin, |begin| {
+        begin.snapshot.xmin = begin.snapshot.xmax + 1;
+    });
+    scene.refused("snapshot", &begin, |begin| {
+        begin.snapshot.in_progress = vec![begin.snapshot.xmax];
+    });
+    scene.refused("snapshot", &begin, |begin| {
+        begin.snapshot.xmin -= 2;
+        let xmin = begin.snapshot.xmin;
+        begin.snapshot.in_progress = vec![xmin + 1, xmin];
+    });
+    scene.refused("epoch", &begin, |begin| begin.snapshot.xmax_epoch += 1);
+    scene.end();
+}
+
+#[test]
+fn a_replica_that_has_not_replayed_so_far_refuses() {
+    let mut scene = Scene::new();
+    let begin = scene.proven("SELECT id FROM t", ROWS);
+    scene.refused("replay", &begin, |begin| {
+        begin.lsn += 1 << 30;
+        begin.replay_wait_ms = 50;
+    });
+    // E3: the rows are on their way. A replica that executed this would hide them for good.
+    scene.cluster.pause_replay(STANDBY);
+    let mut primary = scene.cluster.connect(PRIMARY);
+    primary
+        .batch_execute("INSERT INTO t SELECT i, 0, 'late' FROM generate_series(1, 1000) i")
+        .unwrap();
+    let late = text(
+        &mut primary,
+        "SELECT (pg_current_wal_insert_lsn() - '0/0')::text",
+    );
+    let late: u64 = late.parse().unwrap();
+    scene.refused("replay", &begin, |begin| {
+        begin.snapshot.xmax += 10;
+        begin.lsn = late;
+        begin.replay_wait_ms = 50;
+    });
+    // While it waits it holds no snapshot, and ends with its client.
+    let mut rogue = scene.rogue();
+    let hello = rogue.call().unwrap();
+    let waiting = Begin {
+        lsn: late,
+        replay_wait_ms: 600_000,
+        ..begin.clone()
+    };
+    let body = frame::encode_body(&waiting).unwrap();
+    let mac = authenticate(&scene.secret, &hello.nonce, &body);
+    rogue.send(&ToReplica::Begin { mac, body });
+    let state = format!(
+        "SELECT coalesce((SELECT format('%s %s', wait_event, coalesce(backend_xmin::text, 'none'))
+             FROM pg_stat_activity WHERE pid = {}), 'gone')",
+        rogue.pid
+    );
+    let observer = &mut scene.observer;
+    wait_until(SOON, "the replica waits without a snapshot", || {
+        text(observer, &state) == "Extension none"
+    });
+    drop(rogue);
+    wait_until(
+        SOON,
+        "the replica has noticed that its client is gone",
+        || text(observer, &state) == "gone",
+    );
+    scene.cluster.resume_replay(STANDBY);
+    scene.end();
+}
+
+#[test]
+fn another_history_is_refused() {
+    let mut scene = Scene::new();
+    let begin = scene.proven("SELECT id FROM t", ROWS);
+    scene.refused("timeline", &begin, |begin| begin.timeline += 1);
+    let mut rogue = Rogue::connect(scene.cluster.port(PRIMARY), "postgres", LINK);
+    let outcome = rogue.attempt(&scene.secret, &begin);
+    assert_eq!(outcome.reason(), "not_standby", "{outcome:?}");
+    assert_eq!(rogue.execute("SELECT 1"), Ok(()));
+    scene.end();
+}
+
+#[test]
+fn only_who_knows_the_secret_is_heard() {
+    let mut scene = Scene::new();
+    let begin = scene.proven("SELECT id FROM t", ROWS);
+    let body = frame::encode_body(&begin).unwrap();
+    let secret = scene.secret.clone();
+
+    let mut rogue = scene.rogue();
+    let outcome = rogue.attempt_with(&body, |_| [7; 32]);
+    assert_eq!(outcome.reason(), "authentication");
+    scene.nothing_left(&mut rogue);
+
+    let wrong = vec![0; secret.len()];
+    let outcome = rogue.attempt(&wrong, &begin);
+    assert_eq!(outcome.reason(), "authentication");
+
+    // What a real coordinator sent in its own session is of no use in another one.
+    let recorded = scene.recorder.record("SELECT id FROM t");
+    let outcome = rogue.attempt_with(&recorded.body, |_| recorded.mac);
+    assert_eq!(outcome.reason(), "authentication");
+    scene.nothing_left(&mut rogue);
+
+    // One byte of the plan was changed on the way.
+    let at = body
+        .windows(4)
+        .position(|window| window == b"PLAN")
+        .expect("the plan is text");
+    let mut tampered = body.clone();
+    tampered[at] ^= 1;
+    let outcome = rogue.attempt_with(&tampered, |nonce| authenticate(&secret, nonce, &body));
+    assert_eq!(outcome.reason(), "authentication");
+    scene.nothing_left(&mut rogue);
+
+    // Who may not call the procedure does not get as far as that.
+    let mut stranger = Rogue::connect(scene.cluster.port(STANDBY), "stranger", LINK);
+    match stranger.call() {
+        Err(Outcome::Error(error)) => assert_eq!(error.sqlstate, "42501", "{error:?}"),
+        other => panic!("permission denied was expected, this came: {other:?}"),
+    }
+    scene.nothing_left(&mut stranger);
+
+    scene.cluster.psql(
+        PRIMARY,
+        "CREATE TABLE kept AS SELECT secret FROM parallel_replicas.secret;
+         DELETE FROM parallel_replicas.secret",
+    );
+    scene.cluster.wait_caught_up(STANDBY);
+    let outcome = rogue.attempt(&secret, &begin);
+    assert_eq!(outcome.reason(), "not_installed");
+    scene.nothing_left(&mut rogue);
+    scene.cluster.psql(
+        PRIMARY,
+        "INSERT INTO parallel_replicas.secret(secret) SELECT secret FROM kept; DROP TABLE kept",
+    );
+    scene.end();
+}
+
+#[test]
+fn a_plan_outside_the_allow_list_is_refused() {
+    let mut scene = Scene::new();
+    let plain = scene.proven("SELECT id FROM t", ROWS);
+    let filtered = scene.proven("SELECT id FROM t WHERE abs(v) >= 0", ROWS);
+    let own_abs = text(&mut scene.observer, "SELECT 'own_abs'::regproc::oid::text");
+
+    // A leading scan that is not split would give each row once per participant.
+    scene.refused("plan", &plain, |begin| {
+        edit(begin, granule_scan_to_seq_scan)
+    });
+    // abs(bigint) becomes random(), pg_sleep() and a user's function.
+    for function in ["1598", "2626", &own_abs] {
+        scene.refused("plan", &filtered, |begin| {
+            edit(begin, |plan| {
+                replace(plan, ":funcid 1230 ", &format!(":funcid {function} "))
+            });
+        });
+    }
+    scene.refused("plan", &plain, |begin| {
+        edit(begin, |plan| {
+            replace(plan, ":commandType 1 ", ":commandType 3 ")
+        });
+    });
+    scene.refused("plan", &plain, |begin| begin.relations.clear());
+    scene.refused("plan", &plain, |begin| {
+        begin.exec_parameters = vec![ExecParameter {
+            id: 99,
+            datum: vec![0; 16],
+        }];
+    });
+    // Text that is no plan may end in an error of the parser, but in no more than that.
+    for text in ["", "(1 2 3)", "{PLANNEDSTMT", "{NONSENSE :a 1}", "\0"] {
+        let mut rogue = scene.rogue();
+        let changed = Begin {
+            plan: text.as_bytes().to_vec(),
+            ..plain.clone()
+        };
+        let outcome = rogue.attempt(&scene.secret, &changed);
+        assert!(
+            matches!(&outcome, Outcome::Refused(refusal) if refusal.reason == "plan")
+                || matches!(&outcome, Outcome::Error(error) if error.severity == "ERROR"),
+            "{text:?}: {outcome:?}"
+        );
+        scene.nothing_left(&mut rogue);
+    }
+    scene.end();
+}
+
+#[test]
+fn a_relation_that_is_not_the_same_is_refused() {
+    let mut scene = Scene::new();
+    let begin = scene.proven("SELECT id FROM t", ROWS);
+    scene.refused("relation", &begin, |begin| {
+        begin.relations[0].relfilenode += 1
+    });
+    scene.refused("relation", &begin, |begin| {
+        begin.relations[0].tablespace += 1
+    });
+    scene.refused("relation", &begin, |begin| {
+        begin.relations[0].attributes += 1
+    });
+    scene.refused("relation", &begin, |begin| {
+        begin.relations[0].persistence = b'u'
+    });
+    scene.refused("relation", &begin, |begin| {
+        begin.relations[0].relkind = b'm'
+    });
+    scene.refused("relation", &begin, |begin| {
+        begin.relations[0].access_method += 1
+    });
+    scene.refused("relation", &begin, |begin| {
+        begin.relations[0].oid = 4_000_000_000
+    });
+    // It was rewritten meanwhile, in truth.
+    scene.cluster.psql(PRIMARY, "TRUNCATE t");
+    scene.cluster.wait_caught_up(STANDBY);
+    let mut rogue = scene.rogue();
+    let outcome = rogue.attempt(&scene.secret, &begin);
+    assert_eq!(outcome.reason(), "relation");
+    scene.nothing_left(&mut rogue);
+    scene.end();
+}
+
+#[test]
+fn other_libraries_are_refused() {
+    let mut scene = Scene::new();
+    let sorted = scene.proven(
+        "SELECT name FROM t ORDER BY name COLLATE \"und-x-icu\"",
+        ROWS,
+    );
+    assert!(!sorted.collations.is_empty(), "the query has no collation");
+    scene.refused("collation", &sorted, |begin| {
+        let collation = begin.collations.last_mut().unwrap();
+        collation.version.push_str(".1");
+    });
+    scene.refused("plan", &sorted, |begin| begin.collations.clear());
+
+    let dated = scene.proven(
+        "SELECT id FROM t WHERE to_timestamp(id)::date > '1960-01-01'",
+        ROWS,
+    );
+    assert!(
+        dated.time_zone_fingerprint.is_some(),
+        "no time zone is used"
+    );
+    scene.refused("time_zone", &dated, |begin| {
+        begin.time_zone_fingerprint = begin.time_zone_fingerprint.map(|print| print ^ 1);
+    });
+    scene.end();
+}
+
+#[test]
+fn settings_that_hide_corruption_are_refused() {
+    const HIDING: [&str; 3] = [
+        "zero_damaged_pages",
+        "ignore_checksum_failure",
+        "ignore_system_indexes",
+    ];
+    let mut scene = Scene::new();
+    let begin = scene.proven("SELECT id FROM t", ROWS);
+    for name in HIDING {
+        let options = format!("{LINK} -c {name}=on");
+        let mut rogue = Rogue::connect(scene.cluster.port(STANDBY), "postgres", &options);
+        let outcome = rogue.attempt(&scene.secret, &begin);
+        assert_eq!(outcome.reason(), "dangerous_setting", "{name}");
+        scene.nothing_left(&mut rogue);
+    }
+    scene.end();
+}
+
+#[test]
+fn settings_that_hide_corruption_cannot_be_shipped() {
+    let mut scene = Scene::new();
+    let begin = scene.proven("SELECT id FROM t", ROWS);
+    for name in ["zero_damaged_pages", "ignore_checksum_failure"] {
+        let mut rogue = scene.rogue();
+        let mut changed = begin.clone();
+        changed
+            .settings
+            .push((String::from(name), String::from("on")));
+        let outcome = rogue.attempt(&scene.secret, &changed);
+        assert!(
+            matches!(outcome, Outcome::Refused(_) | Outcome::Error(_)),
+            "{name} was taken over from the coordinator: {outcome:?}"
+        );
+        scene.nothing_left(&mut rogue);
+    }
+    scene.end();
+}
+
+#[test]
+fn the_shipped_users_rights_count() {
+    let mut scene = Scene::new();
+    let begin = scene.proven("SELECT id FROM t", ROWS);
+    let stranger = text(&mut scene.observer, "SELECT 'stranger'::regrole::oid::text");
+    for user in [stranger.parse().unwrap(), 4_000_000_000] {
+        let mut rogue = scene.rogue();
+        let changed = Begin {
+            user,
+            ..begin.clone()
+        };
+        match rogue.attempt(&scene.secret, &changed) {
+            Outcome::Error(error) => assert_eq!(error.sqlstate, "42501", "{error:?}"),
+            other => panic!("permission denied was expected, this came: {other:?}"),
+        }
+        scene.nothing_left(&mut rogue);
+    }
+    scene.end();
+}
+
+#[test]
+fn a_session_that_could_hold_a_snapshot_is_refused() {
+    let mut scene = Scene::new();
+    let mut rogue = scene.rogue();
+    for begin in ["BEGIN", "BEGIN ISOLATION LEVEL REPEATABLE READ"] {
+        rogue.execute(begin).unwrap();
+        assert_eq!(sqlstate(rogue.call()), "25000", "{begin}");
+        rogue.execute("ROLLBACK").unwrap();
+        scene.nothing_left(&mut rogue);
+    }
+    assert_eq!(sqlstate(call_in_function(&mut rogue)), "25000");
+    scene.nothing_left(&mut rogue);
+    let mut repeatable = Rogue::connect(
+        scene.cluster.port(STANDBY),
+        "postgres",
+        "-c default_transaction_isolation=repeatable\\ read",
+    );
+    assert_eq!(sqlstate(repeatable.call()), "25000");
+    scene.nothing_left(&mut repeatable);
+    scene.end();
+}
+
+fn sqlstate<T: std::fmt::Debug>(called: Result<T, Outcome>) -> String {
+    match called {
+        Err(Outcome::Error(error)) => error.sqlstate,
+        other => panic!("an error was expected, this came: {other:?}"),
+    }
+}
+
+/// CALL inside a DO block inside a transaction block: atomic too.
+fn call_in_function(rogue: &mut Rogue) -> Result<(), Outcome> {
+    rogue
+        .execute("BEGIN; DO $$ BEGIN CALL parallel_replicas.serve(); END $$; COMMIT")
+        .map_err(Outcome::Error)
+        .inspect_err(|_| {
+            let _ = rogue.execute("ROLLBACK");
+        })
+}
+
+#[test]
+fn tasks_outside_the_table_give_no_row_twice() {
+    let mut scene = Scene::new();
+    let begin = scene.proven("SELECT id FROM t", ROWS);
+    let blocks: u32 = text(
+        &mut scene.observer,
+        "SELECT (pg_relation_size('t') / 8192)::text",
+    )
+    .parse()
+    .unwrap();
+    let body = frame::encode_body(&begin).unwrap();
+    // A heap scan that is told to go past the end of its file goes on at the beginning.
+    for (tasks, rows) in [
+        (&[(0, blocks + 1)][..], ROWS),
+        (&[(0, u32::MAX)], ROWS),
+        (&[(blocks, 1)], 0),
+        (&[(blocks, u32::MAX)], 0),
+        (&[(u32::MAX, u32::MAX)], 0),
+        (&[(u32::MAX - 1, 2), (0, blocks), (blocks + 7, 9)], ROWS),
+        (&[(0, 0)], 0),
+        (&[(0, 1), (1, blocks - 1)], ROWS),
+    ] {
+        let mut rogue = scene.rogue();
+        let hello = rogue.call().unwrap();
+        let mac = authenticate(&scene.secret, &hello.nonce, &body);
+        rogue.send(&ToReplica::Begin {
+            mac,
+            body: body.clone(),
+        });
+        match rogue.work(tasks) {
+            Outcome::Done { rows: sent, .. } => assert_eq!(sent, rows, "{tasks:?}"),
+            other => panic!("{tasks:?} came to {other:?}"),
+        }
+        scene.nothing_left(&mut rogue);
+    }
+    scene.end();
+}
+
+#[test]
+fn garbage_ends_the_exchange_and_nothing_else() {
+    let mut scene = Scene::new();
+    let begin = scene.proven("SELECT id FROM t", ROWS);
+    let body = frame::encode_body(&begin).unwrap();
+    let mut rng = Rng::with_seed(8);
+    let mut rogue = scene.rogue();
+    for round in 0..300 {
+        rogue.call().unwrap();
+        let mut noise: Vec<u8> = (0..rng.usize(..200)).map(|_| rng.u8(..)).collect();
+        if round % 2 == 0 {
+            // With a right header, so that the decoder has to look at the rest.
+            noise.splice(0..0, [frame::CONTROL_TAG, 0, 0, 0, 0, 0, 0, 0, rng.u8(..5)]);
+        }
+        rogue.put(b'd', &noise);
+        assert!(ends_in_order(&mut rogue), "{noise:?}");
+    }
+    scene.nothing_left(&mut rogue);
+
+    // Noise after a proven Begin: authenticated bytes are decoded, so every prefix and many
+    // changes of a real one are tried.
+    for round in 0..300 {
+        let hello = rogue.call().unwrap();
+        let mut noise = body.clone();
+        if round % 3 == 0 {
+            noise.truncate(rng.usize(..noise.len()));
+        } else {
+            // Not the plan, whose text is PostgreSQL's to read and trusted by its authentication.
+            let end = body.windows(12).position(|w| w == b"{PLANNEDSTMT").unwrap();
+            let at = rng.usize(..end);
+            noise[at] ^= 1 << rng.u8(..8);
+        }
+        let mac = authenticate(&scene.secret, &hello.nonce, &noise);
+        rogue.send(&ToReplica::Begin { mac, body: noise });
+        // Some changes are harmless; whatever happens, the session goes on or ends alone.
+        if matches!(rogue.work(&[(0, 1)]), Outcome::Closed) {
+            rogue = scene.rogue();
+        }
+    }
+    scene.nothing_left(&mut rogue);
+
+    // Frames out of turn, and a second Begin, while the fragment is executed.
+    for frame in [
+        ToReplica::Task {
+            scan: 9,
+            id: 0,
+            start_block: 0,
+            blocks: 1,
+        },
+        ToReplica::Finish { scan: 9 },
+        ToReplica::Begin {
+            mac: [0; 32],
+            body: Vec::new(),
+        },
+    ] {
+        let hello = rogue.call().unwrap();
+        let mac = authenticate(&scene.secret, &hello.nonce, &body);
+        rogue.send(&ToReplica::Begin {
+            mac,
+            body: body.clone(),
+        });
+        loop {
+            match rogue.said() {
+                Said::Frame(ToCoordinator::Request { .. }) => break,
+                Said::Frame(_) => {}
+                other => panic!("a request was expected, this came: {other:?}"),
+            }
+        }
+        rogue.send(&frame);
+        match rogue.work(&[]) {
+            Outcome::Error(error) => assert_eq!(error.sqlstate, "08P01", "{frame:?}"),
+            other => panic!("{frame:?} came to {other:?}"),
+        }
+        scene.nothing_left(&mut rogue);
+    }
+    scene.end();
+}
+
+/// Reads to the end of the exchange: an error or a refusal, and the session is ready again.
+fn ends_in_order(rogue: &mut Rogue) -> bool {
+    loop {
+        match rogue.said() {
+            Said::Frame(ToCoordinator::Refused(_)) => rogue.put(b'c', &[]),
+            Said::Error(ServerError { severity, .. }) => {
+                return severity == "ERROR" && rogue.until_ready();
+            }
+            Said::Ready => return true,
+            Said::Closed => return false,
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn a_message_of_impossible_length_ends_its_own_session_only() {
+    let mut scene = Scene::new();
+    for length in [
+        MAX_CONTROL_BYTES as u32 + 5,
+        i32::MAX as u32,
+        u32::MAX,
+        0,
+        3,
+    ] {
+        let mut rogue = scene.rogue();
+        rogue.call().unwrap();
+        rogue.raw(&[b'd']);
+        rogue.raw(&length.to_be_bytes());
+        rogue.raw(&[0; 64]);
+        assert!(
+            !rogue.until_ready(),
+            "a session went on after length {length}"
+        );
+        gone(&mut scene.observer, rogue.pid);
+        scene.server_lives();
+    }
+    // Half a message, and then silence: the session waits, alone, and goes with its client.
+    let mut rogue = scene.rogue();
+    rogue.call().unwrap();
+    rogue.raw(&[b'd', 0, 0, 1, 0, 1, 2, 3]);
+    let pid = rogue.pid;
+    drop(rogue);
+    gone(&mut scene.observer, pid);
+    scene.server_lives();
+    // The other kinds of messages.
+    for kind in [b'Q', b'X', b'P', b'S', 0, 255] {
+        let mut rogue = scene.rogue();
+        rogue.call().unwrap();
+        rogue.put(kind, b"SELECT 1\0");
+        if ends_in_order(&mut rogue) {
+            scene.nothing_left(&mut rogue);
+        } else {
+            gone(&mut scene.observer, rogue.pid);
+        }
+        scene.server_lives();
+    }
+    scene.end();
+}
+
+#[track_caller]
+fn gone(observer: &mut Client, pid: i32) {
+    let query = format!("SELECT count(*)::text FROM pg_stat_activity WHERE pid = {pid}");
+    wait_until(Duration::from_secs(10), "the session has ended", || {
+        text(observer, &query) == "0"
+    });
+}
+
+fn edit(begin: &mut Begin, change: impl FnOnce(&str) -> String) {
+    let plan = std::str::from_utf8(&begin.plan).expect("a plan is text");
+    begin.plan = change(plan).into_bytes();
+}
+
+#[track_caller]
+fn replace(plan: &str, from: &str, to: &str) -> String {
+    assert!(plan.contains(from), "the plan has no {from}: {plan}");
+    plan.replace(from, to)
+}
+
+/// In `nodeToString`'s text a SeqScan is what a CustomScan is before its own fields.
+fn granule_scan_to_seq_scan(plan: &str) -> String {
+    let plan = replace(plan, "{CUSTOMSCAN ", "{SEQSCAN ");
+    let (head, rest) = plan.split_once(" :flags ").expect("a CustomScan has flags");
+    let (_, tail) = rest.split_once(" :methods ").expect("and methods");
+    let (_, tail) = tail.split_once('}').expect("which end it");
+    format!("{head}}}{tail}")
+}
