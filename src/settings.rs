@@ -153,7 +153,7 @@ fn init_server_settings() {
         1,
         131_072,
         GucContext::Userset,
-        GucFlags::UNIT_BLOCKS,
+        GucFlags::empty(),
     );
     GucRegistry::define_int_guc(
         c"parallel_replicas.links_per_replica",

@@ -48,8 +48,8 @@ BEGIN
     END LOOP;
 END$$;
 -- Without a share for this server, replicas cannot come too late; its connections are made first.
-SELECT count(*) FROM fact;
 SET parallel_replicas_local_plan = off;
+SELECT count(*) FROM fact;
 SELECT * FROM facts('SELECT count(*) FROM fact');
 SELECT * FROM facts('SELECT grp, sum(val) FROM fact GROUP BY grp');
 SELECT * FROM facts('SELECT * FROM fact');

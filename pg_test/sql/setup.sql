@@ -50,7 +50,7 @@ DECLARE
     code text;
     message text;
 BEGIN
-    SELECT array_agg(line COLLATE "C" ORDER BY line COLLATE "C") INTO rows
+    SELECT array_agg(btrim(line, E' \n') ORDER BY btrim(line, E' \n') COLLATE "C") INTO rows
       FROM regexp_split_to_table(query_to_xml(query, true, true, '')::text, '\s*<row xmlns:xsi[^>]*>\s*') line
      WHERE line <> '';
     RETURN coalesce(rows, '{}');
