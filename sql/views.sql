@@ -8,7 +8,7 @@ COMMENT ON VIEW parallel_replicas.events IS
 
 GRANT SELECT ON parallel_replicas.events TO PUBLIC;
 
--- Whoever may execute serve() can log in and try; the secret decides. A role of its own keeps
+-- Whoever may execute serve can log in and try; the secret decides. A role of its own keeps
 -- even that to the accounts that links use.
 DO $$
 BEGIN
@@ -18,8 +18,8 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON PROCEDURE parallel_replicas.serve() FROM PUBLIC;
-GRANT EXECUTE ON PROCEDURE parallel_replicas.serve() TO parallel_replicas_link;
+REVOKE ALL ON PROCEDURE parallel_replicas.serve(bytea) FROM PUBLIC;
+GRANT EXECUTE ON PROCEDURE parallel_replicas.serve(bytea) TO parallel_replicas_link;
 
 -- Raises the error with the hint if the library is not preloaded: better now than at the first use.
 DO $$

@@ -3,11 +3,12 @@
 //! A serialised plan is code: whoever may send one can do anything on the server that runs it. The
 //! secret is a row of a table that only superusers can read and that replication carries to every
 //! standby. A coordinator proves that it knows the secret, and that the frame is its own and meant
-//! for now, by a message authentication code over the replica's nonce and the frame. The secret is
+//! for now, by a message authentication code over the replica's nonce and the frame. The replica proves
+//! itself in the same way over the coordinator's challenge, before it is sent anything. The secret is
 //! never logged, shown or sent.
 
 use hmac::{Hmac, Mac as _};
-use parallel_replicas_core::frame::{Mac, Nonce};
+use parallel_replicas_core::frame::{Hello, Mac, Nonce};
 use pgrx::pg_sys;
 use sha2::Sha256;
 use std::cell::RefCell;
@@ -16,21 +17,53 @@ thread_local! {
     static CACHED: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
 }
 
-/// Code over nonce and body.
-pub fn authenticate(secret: &[u8], nonce: &Nonce, body: &[u8]) -> Option<Mac> {
-    let mut mac = Hmac::<Sha256>::new_from_slice(secret).ok()?;
-    mac.update(nonce);
-    mac.update(body);
-    Some(mac.finalize().into_bytes().into())
+/// Which side a code speaks for: one side's code is of no use to the other.
+const COORDINATOR: &[u8] = b"coordinator";
+const REPLICA: &[u8] = b"replica";
+
+/// Fresh random bytes.
+pub fn nonce() -> Nonce {
+    let mut nonce = [0; 32];
+    // SAFETY: fills the buffer.
+    if !unsafe { pg_sys::pg_strong_random(nonce.as_mut_ptr().cast(), nonce.len()) } {
+        crate::error::internal("could not generate random bytes");
+    }
+    nonce
 }
 
-/// Compares in constant time.
-pub fn verify(secret: &[u8], nonce: &Nonce, body: &[u8], code: &Mac) -> bool {
-    Hmac::<Sha256>::new_from_slice(secret).is_ok_and(|mut mac| {
-        mac.update(nonce);
-        mac.update(body);
-        mac.verify_slice(code).is_ok()
-    })
+fn code(secret: &[u8], parts: &[&[u8]]) -> Option<Hmac<Sha256>> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret).ok()?;
+    for part in parts {
+        mac.update(part);
+    }
+    Some(mac)
+}
+
+/// The coordinator's code over the replica's nonce and the body of Begin.
+pub fn authenticate(secret: &[u8], nonce: &Nonce, body: &[u8]) -> Option<Mac> {
+    Some(
+        code(secret, &[COORDINATOR, nonce, body])?
+            .finalize()
+            .into_bytes()
+            .into(),
+    )
+}
+
+/// Checks it, in constant time.
+pub fn verify(secret: &[u8], nonce: &Nonce, body: &[u8], mac: &Mac) -> bool {
+    code(secret, &[COORDINATOR, nonce, body]).is_some_and(|code| code.verify_slice(mac).is_ok())
+}
+
+/// The replica's code over the coordinator's challenge.
+pub fn authenticate_hello(secret: &[u8], challenge: &[u8], hello: &Hello) -> Option<Mac> {
+    let parts: &[&[u8]] = &[REPLICA, challenge, &hello.nonce, &hello.instance_id];
+    Some(code(secret, parts)?.finalize().into_bytes().into())
+}
+
+/// Checks it, in constant time.
+pub fn verify_hello(secret: &[u8], challenge: &Nonce, hello: &Hello) -> bool {
+    let parts: &[&[u8]] = &[REPLICA, challenge, &hello.nonce, &hello.instance_id];
+    code(secret, parts).is_some_and(|code| code.verify_slice(&hello.mac).is_ok())
 }
 
 /// The secret, from this session's memory if it has been read before.

@@ -30,7 +30,7 @@ unsafe impl Sync for EnumSetting {}
 static MODE: EnumSetting = EnumSetting(Cell::new(0));
 
 /// `config_enum_entry` holds raw pointers to static text.
-struct EnumEntries([pg_sys::config_enum_entry; 10]);
+struct EnumEntries([pg_sys::config_enum_entry; 11]);
 
 // SAFETY: the table is read only and points to static strings.
 unsafe impl Sync for EnumEntries {}
@@ -54,6 +54,7 @@ static MODE_ENTRIES: EnumEntries = EnumEntries([
     entry(c"false", 0, true),
     entry(c"true", 1, true),
     entry(c"no", 0, true),
+    entry(c"yes", 1, true),
     pg_sys::config_enum_entry {
         name: std::ptr::null(),
         val: 0,

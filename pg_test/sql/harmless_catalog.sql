@@ -64,7 +64,6 @@ CREATE SEQUENCE numbers;
 \drds
 \ddp
 \dX
-\conninfo
 \dfS+ *
 \o
 -- Nor do any of these fail.

@@ -356,15 +356,15 @@ fn role_rights(basics: &QueryResult) -> Finding {
     let role = basics.text(0, 9).unwrap_or("?");
     match basics.boolean(0, 8) {
         Some(true) => passed(format!(
-            "role \"{role}\" may execute parallel_replicas.serve()"
+            "role \"{role}\" may execute parallel_replicas.serve(bytea)"
         )),
         Some(false) => failed(
-            format!("role \"{role}\" may not execute parallel_replicas.serve()"),
-            "Grant EXECUTE on parallel_replicas.serve() and USAGE on its schema to that role, on \
+            format!("role \"{role}\" may not execute parallel_replicas.serve(bytea)"),
+            "Grant EXECUTE on parallel_replicas.serve(bytea) and USAGE on its schema to that role, on \
              the primary.",
         ),
         None => failed(
-            "parallel_replicas.serve() does not exist",
+            "parallel_replicas.serve(bytea) does not exist",
             "Run CREATE EXTENSION parallel_replicas, or ALTER EXTENSION parallel_replicas UPDATE.",
         ),
     }

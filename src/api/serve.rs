@@ -2,13 +2,15 @@
 
 use pgrx::{pg_extern, pg_sys};
 
-/// `CALL parallel_replicas.serve()`: executes a fragment for a coordinator. Not for people.
-#[pg_extern(sql = "CREATE PROCEDURE serve() LANGUAGE c AS '@MODULE_PATHNAME@', '@FUNCTION_NAME@';")]
-fn serve(fcinfo: pg_sys::FunctionCallInfo) {
+/// `CALL parallel_replicas.serve(challenge)`: executes a fragment for a coordinator. Not for people.
+#[pg_extern(
+    sql = "CREATE PROCEDURE serve(challenge bytea) LANGUAGE c AS '@MODULE_PATHNAME@', '@FUNCTION_NAME@';"
+)]
+fn serve(challenge: &[u8], fcinfo: pg_sys::FunctionCallInfo) {
     // SAFETY: PostgreSQL's own call information; a procedure's context is a CallContext.
     let atomic = unsafe {
         let context = (*fcinfo).context.cast::<pg_sys::CallContext>();
         context.is_null() || (*context).type_ != pg_sys::NodeTag::T_CallContext || (*context).atomic
     };
-    crate::serve::serve(atomic);
+    crate::serve::serve(challenge, atomic);
 }

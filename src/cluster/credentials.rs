@@ -21,6 +21,13 @@ const OWN_SERVER_OPTIONS: [&str; 3] = ["cluster", "priority", "weight"];
 /// Milliseconds after which a replica process that computes notices that its coordinator is gone.
 const CONNECTION_CHECK_INTERVAL_MS: u32 = 500;
 
+const TCP_OPTIONS: [(&str, &str); 4] = [
+    ("keepalives_idle", "5"),
+    ("keepalives_interval", "1"),
+    ("keepalives_count", "5"),
+    ("tcp_user_timeout", "10000"),
+];
+
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
@@ -108,6 +115,10 @@ pub fn connect_parameters(
     let mapping = catalog::mapping(user, replica.server_oid);
 
     let mut parameters = ConnectParameters::new();
+    // A host that vanishes is noticed within seconds; server options may say otherwise.
+    for (name, value) in TCP_OPTIONS {
+        parameters.set(name, value)?;
+    }
     for (name, value) in server.options.iter() {
         if !OWN_SERVER_OPTIONS.contains(&name) {
             parameters.set(name, value)?;

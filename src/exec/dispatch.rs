@@ -28,6 +28,8 @@ pub struct Shared {
     pub identity: Identity,
     pub instance_id: [u8; 16],
     pub streaming: bool,
+    /// Scans that a replica's fragment ended without.
+    pub unneeded: Vec<u32>,
     /// The fragment's granule scans in order.
     pub scans: Vec<*mut GranuleScanState>,
     /// Bytes of undelivered rows that a link may hold in memory.
@@ -82,6 +84,7 @@ impl Dispatch {
             identity: super::shipment::identity(),
             instance_id: crate::shm::instance_id(),
             streaming,
+            unneeded: Vec::new(),
             scans,
             memory_limit: work_mem,
             context,
@@ -182,13 +185,6 @@ impl Dispatch {
                 health::failed(server);
             }
         }
-    }
-
-    /// The error that one of the replicas met in a row, if any.
-    pub fn take_data_error(&mut self) -> Option<Box<crate::net::RemoteError>> {
-        self.links
-            .iter_mut()
-            .find_map(|link| link.data_error.take())
     }
 
     /// Sockets to wait for.

@@ -8,8 +8,6 @@ pub enum Failure {
     /// Connection, protocol, infrastructure error there.
     Infrastructure(String),
     Refused(Refusal),
-    /// An error that the query itself causes.
-    Data(Box<RemoteError>),
 }
 
 impl From<NetError> for Failure {
@@ -22,10 +20,10 @@ pub fn protocol(what: &str) -> Failure {
     Failure::Infrastructure(what.to_owned())
 }
 
-/// Sorts a replica's error: is it the rows' fault, or the server's?
+/// An error that the replica raised. Whether it was the rows' fault or the server's does not matter:
+/// the work is done again, and an error of the rows is raised there, as it would be without us.
 pub fn remote(error: Option<RemoteError>) -> Failure {
     match error {
-        Some(error) if is_data_error(&error) => Failure::Data(Box::new(error)),
         Some(error) => Failure::Infrastructure(format!(
             "{} (SQLSTATE {})",
             error.primary,
@@ -33,13 +31,6 @@ pub fn remote(error: Option<RemoteError>) -> Failure {
         )),
         None => protocol("replica gave an unexpected answer"),
     }
-}
-
-/// Errors that executing the same rows here would raise too. Everything else costs the replica its
-/// part and the query nothing: should the error be the query's after all, doing the work again
-/// raises it here.
-fn is_data_error(error: &RemoteError) -> bool {
-    matches!(error.sqlstate.class(), b"21" | b"22" | b"23")
 }
 
 pub fn identity_difference(ours: &Identity, theirs: &Identity) -> String {

@@ -22,6 +22,8 @@ pub struct GranuleScanState {
     scan: pg_sys::TableScanDesc,
     /// Rows of the present range remain.
     in_range: bool,
+    /// The scan has been told that there is nothing left for it.
+    ended: bool,
     /// Task state of a local process, null on a replica.
     tasks: *mut SharedTasks,
     /// Bytes of `tasks` in private memory; 0 if it is shared.
@@ -227,6 +229,7 @@ unsafe extern "C-unwind" fn next_range(node: *mut GranuleScanState) -> bool {
         loop {
             ffi::check_for_interrupts();
             let Some((start, blocks)) = next_granule(node) else {
+                (*node).ended = true;
                 return false;
             };
             (*node).granules_read += 1;
@@ -335,6 +338,15 @@ pub unsafe fn manage(node: *mut GranuleScanState, participants: *const Participa
         (*node).participants = participants;
         count_blocks(node);
     }
+}
+
+/// Did the fragment read the scan to its end?
+///
+/// # Safety
+/// The state is ours.
+pub unsafe fn has_ended(node: *mut GranuleScanState) -> bool {
+    // SAFETY: as the caller says.
+    unsafe { (*node).ended }
 }
 
 /// Has `hook` called in this process before each task.
@@ -460,6 +472,7 @@ unsafe fn reset(node: *mut GranuleScanState) {
     // SAFETY: as the caller says.
     unsafe {
         (*node).in_range = false;
+        (*node).ended = false;
         (*node).task_active = false;
         (*node).link_blocks_left = 0;
         executor::clear_slot((*node).css.ss.ss_ScanTupleSlot);

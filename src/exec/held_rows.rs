@@ -54,15 +54,16 @@ pub struct HeldRows {
 struct Spill {
     file: *mut pg_sys::BufFile,
     sizes: VecDeque<usize>,
+    bytes: usize,
     /// Where the next frame is to be read.
     read_at: (i32, i64),
     at_end: bool,
 }
 
 impl HeldRows {
-    /// Bytes in memory.
-    pub fn memory_bytes(&self) -> usize {
-        self.bytes
+    /// Bytes in memory and in the file.
+    pub fn total_bytes(&self) -> usize {
+        self.bytes + self.file.as_ref().map_or(0, |spill| spill.bytes)
     }
 
     pub fn is_empty(&self) -> bool {
@@ -163,6 +164,7 @@ impl Spill {
         Spill {
             file,
             sizes: VecDeque::new(),
+            bytes: 0,
             read_at: (0, 0),
             at_end: true,
         }
@@ -178,10 +180,12 @@ impl Spill {
             pg_sys::BufFileWrite(self.file, frame.as_ptr().cast_mut().cast(), frame.len());
         }
         self.sizes.push_back(frame.len());
+        self.bytes += frame.len();
     }
 
     fn read(&mut self) -> Option<Batch> {
         let bytes = self.sizes.pop_front()?;
+        self.bytes -= bytes;
         let mut words = vec![0_u64; bytes.div_ceil(8)];
         // SAFETY: the file is open; the vector has room.
         unsafe {

@@ -13,7 +13,8 @@
 //!
 //! From every phase a failure leads to Closed: the link is *unavailable* or *refused* before it has
 //! announced itself, *lost* afterwards, and whatever it had not delivered goes back to the task
-//! state. Only a data error, which any server would raise for the same rows, is the query's error.
+//! state. That includes an error in a row: doing the task again raises it here, in the query's own
+//! words, if it is the query's fault, and does not if it was the replica's.
 
 use super::dispatch::Shared;
 use super::failure::{Failure, identity_difference, protocol, remote};
@@ -21,17 +22,16 @@ use super::granule_scan;
 use super::held_rows::HeldRows;
 use super::tasks;
 use crate::net::pool::{self, LeaseId};
-use crate::net::{
-    ConnectPoll, Connection, CopyBuffer, CopyRead, RemoteError, ResultRead, ResultStatus,
-};
+use crate::net::{ConnectPoll, Connection, CopyBuffer, CopyRead, ResultRead, ResultStatus};
 use crate::pg::wait::now_micros;
 use crate::secret;
 use crate::shm::events::{self, Event};
 use parallel_replicas_core::frame::{
-    self, FragmentReport, Hello, Refusal, ToCoordinator, ToReplica,
+    self, FragmentReport, Hello, Nonce, Refusal, ToCoordinator, ToReplica,
 };
 use parallel_replicas_core::task_state::Task;
 use std::collections::VecDeque;
+use std::ffi::CString;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -71,6 +71,9 @@ pub struct Link {
     reused: bool,
     /// End of the time that the present phase may take, or of the silence that is tolerated.
     deadline: u64,
+    last_served: u64,
+    /// Random bytes that the replica's first frame must be computed from.
+    challenge: Nonce,
     wants_write: bool,
     /// The connection was up at some time; the attempt to make it failed.
     pub was_connected: bool,
@@ -85,7 +88,6 @@ pub struct Link {
     pub bytes: u64,
     pub replay_wait_us: u64,
     pub report: Option<Box<FragmentReport>>,
-    pub data_error: Option<Box<RemoteError>>,
 }
 
 impl Link {
@@ -109,6 +111,8 @@ impl Link {
             lease,
             reused,
             deadline,
+            last_served: now_micros(),
+            challenge: secret::nonce(),
             wants_write: true,
             was_connected: reused,
             connect_failed: false,
@@ -120,7 +124,6 @@ impl Link {
             bytes: 0,
             replay_wait_us: 0,
             report: None,
-            data_error: None,
         }
     }
 
@@ -154,7 +157,7 @@ impl Link {
 
     /// Enough rows wait for the consumer: leave the rest in the socket.
     fn is_throttled(&self) -> bool {
-        self.phase == Phase::Working && self.ready.memory_bytes() > READY_BYTES_MAX
+        self.phase == Phase::Working && self.ready.total_bytes() > READY_BYTES_MAX
     }
 
     /// Time of the next deadline.
@@ -168,6 +171,13 @@ impl Link {
         if self.phase == Phase::Closed || self.is_throttled() {
             return false;
         }
+        // Time in which this side was busy otherwise is not the replica's.
+        let now = now_micros();
+        let pause = now.saturating_sub(self.last_served);
+        if pause > BUSY_US && self.deadline != 0 {
+            self.deadline += pause;
+        }
+        self.last_served = now;
         let before = (
             self.phase,
             self.rows,
@@ -179,7 +189,9 @@ impl Link {
                 let turn = self.turn(&mut connection, shared);
                 let flushed = connection.flush();
                 turn.and_then(|()| {
-                    self.wants_write = !flushed?;
+                    if self.phase != Phase::Connecting {
+                        self.wants_write = !flushed?;
+                    }
                     Ok(())
                 })
             }
@@ -213,7 +225,7 @@ impl Link {
         if self.phase == Phase::Connecting {
             if self.reused {
                 self.call(connection, shared)?;
-            } else {
+            } else if connection.is_ready_for(self.wants_write) {
                 match connection.poll_connect() {
                     ConnectPoll::NeedRead => self.wants_write = false,
                     ConnectPoll::NeedWrite => self.wants_write = true,
@@ -287,7 +299,14 @@ impl Link {
     }
 
     fn call(&mut self, connection: &mut Connection, shared: &Shared) -> Result<(), Failure> {
-        connection.send_query(c"CALL parallel_replicas.serve()")?;
+        let challenge: String = self
+            .challenge
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let call = CString::new(format!("CALL parallel_replicas.serve('\\x{challenge}')"))
+            .map_err(|_| protocol("challenge cannot be sent"))?;
+        connection.send_query(&call)?;
         self.phase = Phase::Calling;
         self.deadline = shared.silence_deadline();
         Ok(())
@@ -393,6 +412,12 @@ impl Link {
             return refuse(
                 "same_server",
                 "the replica is this server itself".to_owned(),
+            );
+        }
+        if !secret::verify_hello(&shared.secret, &self.challenge, &hello) {
+            return refuse(
+                "authentication",
+                "the server does not know the secret of this cluster".to_owned(),
             );
         }
         if hello.identity != shared.identity {
@@ -519,11 +544,19 @@ impl Link {
         &mut self,
         report: Box<FragmentReport>,
         connection: &mut Connection,
-        shared: &Shared,
+        shared: &mut Shared,
     ) -> Result<(), Failure> {
-        if !self.outstanding.is_empty() || report.stopped {
+        let unneeded = |scan: &u32| report.unneeded.contains(scan);
+        if report.stopped || !self.outstanding.iter().all(|(scan, _)| unneeded(scan)) {
             return Err(protocol("replica ended with tasks undone"));
         }
+        self.outstanding.clear();
+        shared.unneeded.extend(
+            report
+                .unneeded
+                .iter()
+                .filter(|scan| (**scan as usize) < shared.scans.len()),
+        );
         for node in &shared.scans {
             // SAFETY: the scan's state lives as long as the query.
             unsafe {
@@ -553,10 +586,6 @@ impl Link {
             return;
         }
         self.outcome = match failure {
-            Failure::Data(error) => {
-                self.data_error = Some(error);
-                Outcome::Lost("error in a row".to_owned())
-            }
             Failure::Refused(refusal) => {
                 events::add(Event::RefusedCount, 1);
                 if refusal.reason == "authentication" {
@@ -649,5 +678,8 @@ impl Link {
     }
 }
 
-/// Rows that wait for the consumer, per link, before reading stops.
-const READY_BYTES_MAX: usize = 4 << 20;
+/// Bytes of rows that wait for the consumer, per link, before reading stops.
+const READY_BYTES_MAX: usize = 1 << 20;
+
+/// A pause between two turns that is longer than this was this side's doing.
+const BUSY_US: u64 = 20_000;

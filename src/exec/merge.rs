@@ -79,6 +79,24 @@ pub unsafe fn next(node: *mut ParallelReplicasState) -> *mut pg_sys::TupleTableS
     }
 }
 
+/// Gives back what merging has used; the slots are kept for the next execution.
+///
+/// # Safety
+/// The state is ours.
+pub unsafe fn end(state: &mut State) {
+    if let Some(merge) = state.merge.take() {
+        for run in merge.runs {
+            // SAFETY: made by `new_run`, not used again.
+            unsafe { pg_sys::tuplestore_end(run) };
+        }
+        for stream in merge.streams {
+            // SAFETY: the executor frees the slot with the query.
+            unsafe { executor::clear_slot(stream.slot) };
+            state.spare_slots.push(stream.slot);
+        }
+    }
+}
+
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn begin(node: *mut ParallelReplicasState) {
     // SAFETY: the state is ours; sort support lives as long as the query.
@@ -120,6 +138,14 @@ unsafe extern "C-unwind" fn begin(node: *mut ParallelReplicasState) {
 unsafe fn stream(node: *mut ParallelReplicasState, source: Source) -> Stream {
     // SAFETY: as the caller says; the executor frees the slot with the query.
     let slot = unsafe {
+        if let Some(slot) = (*(*node).state).spare_slots.pop() {
+            return Stream {
+                source,
+                slot,
+                filled: false,
+                ended: false,
+            };
+        }
         let estate = (*node).css.ss.ps.state;
         pg_sys::ExecInitExtraTupleSlot(
             estate,

@@ -253,7 +253,8 @@ pub unsafe fn lead(node: *mut ParallelReplicasState) -> *mut pg_sys::TupleTableS
         let estate = (*node).css.ss.ps.state;
         if !(*state).leading {
             if (*state).has_led {
-                ffi::exec_re_scan(fragment);
+                // As a changed parameter, so that no node hands out again what it has kept.
+                mark_changed(node);
             }
             (*state).leading = true;
         }
@@ -276,7 +277,22 @@ pub unsafe fn lead(node: *mut ParallelReplicasState) -> *mut pg_sys::TupleTableS
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn leader_done(node: *mut ParallelReplicasState) {
     // SAFETY: the state is ours.
-    unsafe { (*(*node).state).deliver_local(LEADER..LEADER + 1) };
+    unsafe {
+        let state = &mut *(*node).state;
+        for (index, scan) in state.scans.iter().enumerate() {
+            if !granule_scan::has_ended(*scan) {
+                // An empty inner side, a condition that is false for all rows: it ended without the
+                // scan's rows, and so does everybody else.
+                state.unneeded[index] = true;
+            }
+        }
+        let before = state.unassigned();
+        state.deliver_local(LEADER..LEADER + 1);
+        if before > 0 && before == state.unassigned_at_last_round {
+            crate::error::internal("the leader's execution of the fragment made no progress");
+        }
+        state.unassigned_at_last_round = before;
+    }
 }
 
 /// All tuple queues have ended: waits for the workers, and counts what they read.
@@ -300,7 +316,7 @@ unsafe extern "C-unwind" fn workers_delivered(node: *mut ParallelReplicasState) 
     }
 }
 
-/// Serves the links; raises a replica's data error. Answers whether anything happened.
+/// Serves the links. Answers whether anything happened.
 ///
 /// # Safety
 /// The state is ours.
@@ -308,12 +324,13 @@ unsafe extern "C-unwind" fn workers_delivered(node: *mut ParallelReplicasState) 
 pub unsafe extern "C-unwind" fn service(node: *mut ParallelReplicasState) -> bool {
     // SAFETY: as the caller says.
     unsafe {
-        let Some(dispatch) = &mut (*(*node).state).dispatch else {
+        let state = &mut *(*node).state;
+        let Some(dispatch) = &mut state.dispatch else {
             return false;
         };
         let progress = dispatch.service();
-        if let Some(error) = dispatch.take_data_error() {
-            raise_remote(&error);
+        for scan in std::mem::take(&mut dispatch.shared.unneeded) {
+            state.unneeded[scan as usize] = true;
         }
         progress
     }
@@ -323,23 +340,6 @@ pub unsafe extern "C-unwind" fn service(node: *mut ParallelReplicasState) -> boo
 pub unsafe fn between_tasks(context: *mut c_void) {
     // SAFETY: `context` is the node that set this hook.
     unsafe { service(context.cast()) };
-}
-
-/// A row error of a replica, as if it had happened here.
-fn raise_remote(error: &crate::net::RemoteError) -> ! {
-    let mut report = pg_sys::panic::ErrorReport::new(
-        error.sqlstate.to_code(),
-        error.primary.clone(),
-        "parallel_replicas",
-    );
-    if let Some(detail) = &error.detail {
-        report = report.set_detail(detail.clone());
-    }
-    if let Some(hint) = &error.hint {
-        report = report.set_hint(hint.clone());
-    }
-    report.report(pgrx::PgLogLevel::ERROR);
-    unreachable!("an ERROR does not return");
 }
 
 #[pgrx::pg_guard]
@@ -459,8 +459,8 @@ unsafe fn stop_links(node: *mut ParallelReplicasState) {
 unsafe extern "C-unwind" fn stop_links_guarded(node: *mut ParallelReplicasState) {
     // SAFETY: the state is ours.
     unsafe {
+        merge::end(&mut *(*node).state);
         stop_links(node);
-        (*(*node).state).merge = None;
     }
 }
 
@@ -498,6 +498,25 @@ unsafe extern "C-unwind" fn end_custom_scan(css: *mut pg_sys::CustomScanState) {
     }
 }
 
+/// Has the fragment executed anew, as a changed parameter would: no node may hand out again what it
+/// has kept. The planner gives every Gather such a parameter, on which parallel-aware scans depend.
+///
+/// # Safety
+/// The state is ours.
+unsafe fn mark_changed(node: *mut ParallelReplicasState) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let fragment = (*node).css.ss.ps.lefttree;
+        let param = (*(*node).state).private.rescan_param;
+        if param >= 0 {
+            (*fragment).chgParam = pg_sys::bms_add_member((*fragment).chgParam, param);
+        }
+        if (*fragment).chgParam.is_null() {
+            ffi::exec_re_scan(fragment);
+        }
+    }
+}
+
 /// As ExecReScanGather: workers and links end, everything starts anew at the next execution.
 unsafe extern "C-unwind" fn rescan_custom_scan(css: *mut pg_sys::CustomScanState) {
     // SAFETY: the state is ours; nothing with a destructor lives here.
@@ -506,18 +525,11 @@ unsafe extern "C-unwind" fn rescan_custom_scan(css: *mut pg_sys::CustomScanState
         let state = (*node).state;
         stop_links_guarded(node);
         local::finish(state);
-        let fragment = (*css).ss.ps.lefttree;
         (*state).started = false;
         (*state).finished = false;
         (*state).leading = false;
         (*state).has_led = false;
-        let param = (*state).private.rescan_param;
-        if param >= 0 {
-            (*fragment).chgParam = pg_sys::bms_add_member((*fragment).chgParam, param);
-        }
-        if (*fragment).chgParam.is_null() {
-            ffi::exec_re_scan(fragment);
-        }
+        mark_changed(node);
     }
 }
 

@@ -127,13 +127,16 @@ unsafe fn wire_snapshot(snapshot: pg_sys::Snapshot) -> Result<WireSnapshot, Refu
             own_xid_assigned: proc::own_xid().is_some(),
             incomplete: false,
         };
+        wire.keep_in_range();
         wire.normalise();
         Ok(wire)
     }
 }
 
 /// Adds the sub-transactions that the snapshot had no room for: every id between xmin and xmax whose
-/// top-level parent is in progress.
+/// top-level parent is in progress, and every one that has neither committed nor aborted by now. The
+/// latter have just been assigned, and their parent is not known yet (varsup.c hands out the id
+/// before xact.c records the parent), or were lost in a crash, which does no harm in the list.
 ///
 /// # Safety
 /// The snapshot with these bounds is registered, so that pg_subtrans still has its range.
@@ -148,10 +151,17 @@ unsafe fn expand(in_progress: &mut Vec<u32>, xmin: u32, xmax: u32) -> Result<(),
         if xid < parallel_replicas_core::snapshot::FIRST_NORMAL_XID || known.contains(&xid) {
             continue;
         }
-        // SAFETY: as the caller says.
-        let top =
-            unsafe { pg_sys::SubTransGetTopmostTransaction(pg_sys::TransactionId::from(xid)) };
-        if known.contains(&top.into_inner()) {
+        if offset % 4096 == 0 {
+            pgrx::check_for_interrupts!();
+        }
+        let id = pg_sys::TransactionId::from(xid);
+        // SAFETY: as the caller says; the commit log reaches as far back as any snapshot.
+        let running = unsafe {
+            let top = pg_sys::SubTransGetTopmostTransaction(id).into_inner();
+            known.contains(&top)
+                || !(pg_sys::TransactionIdDidCommit(id) || pg_sys::TransactionIdDidAbort(id))
+        };
+        if running {
             in_progress.push(xid);
         }
     }
@@ -180,6 +190,8 @@ pub unsafe fn begin(
             lsn,
             replay_wait_ms: settings::replay_wait_timeout_ms().min(u64::from(u32::MAX)) as u32,
             snapshot,
+            transaction_start: pg_sys::GetCurrentTransactionStartTimestamp(),
+            statement_start: pg_sys::GetCurrentStatementStartTimestamp(),
             user: user.to_u32(),
             security_context,
             settings: shipped_settings(),

@@ -65,7 +65,7 @@ unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
             state.refused = shipment::check(estate).err();
         }
         if let Some(why) = &state.refused {
-            if state.private.force && why.reason != Reason::SwitchedOff {
+            if state.private.strict && why.reason != Reason::SwitchedOff {
                 cannot_use_replicas(why);
             }
             if first {
@@ -133,7 +133,7 @@ unsafe extern "C-unwind" fn dispatch(node: *mut ParallelReplicasState) {
         {
             Ok(begin) => begin,
             Err(why) => {
-                if state.private.force {
+                if state.private.strict {
                     cannot_use_replicas(&why);
                 }
                 events::add(Event::LocalFallbackCount, 1);
@@ -182,5 +182,7 @@ unsafe extern "C-unwind" fn lay_out(node: *mut ParallelReplicasState) {
         state.leading =
             state.workers_launched == 0 && (state.dispatch.is_none() || state.private.local_plan);
         state.until_service = 0;
+        state.unneeded = vec![false; state.scans.len()];
+        state.unassigned_at_last_round = 0;
     }
 }

@@ -11,6 +11,7 @@ use super::tasks::{self, Participants};
 use crate::pg::ffi;
 use crate::plan::private::{ParallelReplicasPrivate, Refused};
 use parallel_replicas_core::task_state::ProcessCounters;
+use pgrx::pg_sys;
 
 /// What the main loop has to do when no row is at hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,9 +41,15 @@ pub struct State {
     pub leading: bool,
     /// It has done so before, and must rescan to do it again.
     pub has_led: bool,
+    /// Scans whose rows turned out not to be needed, so that granules of them may stay unread.
+    pub unneeded: Vec<bool>,
+    /// To notice a leader that makes no progress.
+    pub unassigned_at_last_round: u32,
     pub started: bool,
     pub finished: bool,
     pub merge: Option<Merge>,
+    /// Slots of an earlier merge.
+    pub spare_slots: Vec<*mut pg_sys::TupleTableSlot>,
     /// Rows until the links are served although rows are at hand.
     pub until_service: u32,
     pub summary: Option<Summary>,
@@ -90,9 +97,12 @@ impl State {
             next_reader: 0,
             leading: false,
             has_led: false,
+            unneeded: Vec::new(),
+            unassigned_at_last_round: 0,
             started: false,
             finished: false,
             merge: None,
+            spare_slots: Vec::new(),
             until_service: 0,
             summary: None,
         }
@@ -152,10 +162,18 @@ impl State {
             .map_or(&[], |dispatch| &dispatch.links)
     }
 
-    /// Granules that nobody has yet.
-    fn unassigned(&self) -> u32 {
+    /// Scans whose every granule must be read.
+    fn needed_scans(&self) -> impl Iterator<Item = &*mut GranuleScanState> {
         self.scans
             .iter()
+            .zip(&self.unneeded)
+            .filter(|(_, unneeded)| !**unneeded)
+            .map(|(node, _)| node)
+    }
+
+    /// Granules that nobody has yet.
+    pub fn unassigned(&self) -> u32 {
+        self.needed_scans()
             .map(|node| {
                 // SAFETY: the scans live as long as this node, and are laid out once it started.
                 unsafe {
@@ -204,7 +222,7 @@ impl State {
 
     /// The self-check: every granule of every scan was counted exactly once. Raises if not.
     pub fn verify(&self) {
-        for node in &self.scans {
+        for node in self.needed_scans() {
             // SAFETY: as in `unassigned`.
             unsafe {
                 let memory = granule_scan::task_memory(*node);

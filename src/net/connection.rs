@@ -260,6 +260,18 @@ impl Connection {
         unsafe { pq_sys::PQstatus(self.raw()) == ConnStatusType::CONNECTION_BAD }
     }
 
+    /// Is the socket ready to be written to, or else to be read from, this moment?
+    pub fn is_ready_for(&self, write: bool) -> bool {
+        let events = if write { libc::POLLOUT } else { libc::POLLIN };
+        let mut poll = libc::pollfd {
+            fd: self.socket(),
+            events,
+            revents: 0,
+        };
+        // SAFETY: one valid pollfd, no wait.
+        unsafe { libc::poll(&mut poll, 1, 0) != 0 }
+    }
+
     /// Still being made: [`Connection::poll_connect`] goes on with it.
     pub fn is_pending(&self) -> bool {
         self.phase != Phase::Connected && !self.is_broken()

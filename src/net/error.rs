@@ -5,8 +5,6 @@
 //!
 //! Invariant: no field of any value made here holds a password or a connection string.
 
-use pgrx::pg_sys::submodules::errcodes::PgSqlErrorCode;
-
 use super::parameters::ConnectParameters;
 
 /// Five characters of a SQLSTATE, as the server sent them.
@@ -24,19 +22,6 @@ impl SqlState {
 
     pub fn as_str(&self) -> &str {
         std::str::from_utf8(&self.0).unwrap_or("58000")
-    }
-
-    /// The first two characters; PostgreSQL groups errors by them.
-    pub fn class(&self) -> &[u8] {
-        &self.0[..2]
-    }
-
-    /// The code in pgrx's form. Codes that pgrx does not know become an internal error.
-    pub fn to_code(self) -> PgSqlErrorCode {
-        let packed = self.0.iter().enumerate().fold(0_i32, |sum, (i, b)| {
-            sum | (((i32::from(*b) - 0x30) & 0x3f) << (6 * i))
-        });
-        PgSqlErrorCode::from(packed)
     }
 }
 

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use pgrx::pg_sys::{self, SubXactEvent, XactEvent};
 use pgrx::prelude::*;
 
-use super::connection::{ConnectPoll, Connection};
+use super::connection::Connection;
 
 /// What an idle connection may be reused for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -123,7 +123,7 @@ pub fn take(key: &PoolKey, limits: PoolLimits) -> Option<Connection> {
             Some(registry.idle.remove(at))
         })?;
         let usable = if idle.connection.is_pending() {
-            !matches!(idle.connection.poll_connect(), ConnectPoll::Failed(_))
+            !idle.connection.is_broken()
         } else {
             idle.connection.is_idle_and_clean()
         };

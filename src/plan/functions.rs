@@ -1,7 +1,7 @@
 //! What is known about built-in functions that are not plainly immutable.
 //!
 //! By name, because the object ids of PostgreSQL's own functions mean nothing to a reader and the
-//! overloads of one name behave alike here. Both lists are sorted.
+//! overloads of one name behave alike here. The lists are sorted.
 
 /// Stable functions whose result depends on settings that are shipped with every fragment, and on
 /// nothing else.
@@ -111,6 +111,28 @@ const SERVER_SPECIFIC: &[&str] = &[
     "xpath",
     "xpath_exists",
 ];
+
+/// Functions of the session or transaction, without arguments that matter, that cannot fail.
+const OF_THE_SESSION: &[&str] = &[
+    "current_database",
+    "current_query",
+    "current_schema",
+    "current_setting",
+    "current_user",
+    "getpgusername",
+    "now",
+    "pg_backend_pid",
+    "pg_conf_load_time",
+    "pg_postmaster_start_time",
+    "session_user",
+    "statement_timestamp",
+    "transaction_timestamp",
+    "version",
+];
+
+pub fn is_of_the_session(name: &str) -> bool {
+    OF_THE_SESSION.binary_search(&name).is_ok()
+}
 
 pub fn is_stable_from_settings(name: &str) -> bool {
     STABLE_FROM_SETTINGS.binary_search(&name).is_ok()

@@ -15,26 +15,17 @@ use crate::pg::{ffi, guc, proc};
 use crate::settings::{self, Mode};
 use parallel_replicas_core::reason::Reason;
 use pgrx::{PgSqlErrorCode, pg_sys};
-use std::cell::Cell;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::rc::Rc;
 
 static mut PREVIOUS_PLANNER: pg_sys::planner_hook_type = None;
-static mut PREVIOUS_UTILITY: pg_sys::ProcessUtility_hook_type = None;
 
-thread_local! {
-    /// Inside a utility statement whose queries the user did not type.
-    static UTILITY_DEPTH: Cell<u32> = const { Cell::new(0) };
-}
-
-/// Installs the hooks. Once, from the library's initialisation.
+/// Installs the hook. Once, from the library's initialisation.
 pub fn init() {
     // SAFETY: single-threaded start of the server.
     unsafe {
         PREVIOUS_PLANNER = pg_sys::planner_hook;
         pg_sys::planner_hook = Some(planner);
-        PREVIOUS_UTILITY = pg_sys::ProcessUtility_hook;
-        pg_sys::ProcessUtility_hook = Some(process_utility);
     }
 }
 
@@ -73,6 +64,11 @@ unsafe extern "C-unwind" fn planner(
         if settings::mode() == Mode::Off {
             return plan_without(parse, query_string, cursor_options, bound_params);
         }
+        if let Some(nested) = begin_nested() {
+            let statement = plan_without(parse, query_string, cursor_options, bound_params);
+            end_nested(nested);
+            return statement;
+        }
         let Some(attempt) = begin(parse, cursor_options) else {
             return plan_without(parse, query_string, cursor_options, bound_params);
         };
@@ -92,12 +88,52 @@ struct Attempt {
     nest: c_int,
 }
 
+/// A query that is planned while another one is being planned with replicas in mind, by a function
+/// that the planner evaluates: it is planned without, and under the user's own settings.
+fn begin_nested() -> Option<Attempt> {
+    let saved = state::with_current(|planning| planning.saved_settings.clone())?;
+    let nest = guc::nest();
+    for (name, value) in saved.iter() {
+        nest.set(name, value);
+    }
+    Some(Attempt {
+        position: state::push_marker(),
+        nest: nest.into_raw(),
+    })
+}
+
+fn end_nested(nested: Attempt) {
+    guc::Nest::from_raw(nested.nest).end();
+    state::pop_marker(nested.position);
+}
+
+/// Did the user type this query, so that force may answer with an error? Not if it is planned while
+/// another statement is executed (by a function, a trigger, a foreign key) or belongs to DDL.
+fn is_the_users() -> bool {
+    // SAFETY: the portal that is being executed, if any, with its statements.
+    unsafe {
+        let portal = pg_sys::ActivePortal;
+        if portal.is_null() {
+            return true;
+        }
+        let mut statements = items::<pg_sys::PlannedStmt>((*portal).stmts);
+        statements.next().is_some_and(|statement| {
+            let utility = (*statement).utilityStmt;
+            !utility.is_null()
+                && matches!(
+                    (*utility).type_,
+                    pg_sys::NodeTag::T_ExplainStmt | pg_sys::NodeTag::T_ExecuteStmt
+                )
+        })
+    }
+}
+
 /// Decides whether replicas are worth thinking about, and if so prepares for it.
 ///
 /// # Safety
 /// `parse` is the query to be planned.
 unsafe fn begin(parse: *mut pg_sys::Query, cursor_options: c_int) -> Option<Attempt> {
-    let force = settings::mode() == Mode::Force && UTILITY_DEPTH.get() == 0;
+    let force = settings::mode() == Mode::Force;
     state::set_last_refused(None);
     // SAFETY: as the caller says.
     unsafe {
@@ -126,16 +162,36 @@ unsafe fn begin(parse: *mut pg_sys::Query, cursor_options: c_int) -> Option<Atte
     Some(prepare(force, replicas))
 }
 
+/// What the planner is made to see differently while replicas are considered.
+const CHANGED_SETTINGS: &[&CStr] = &[
+    c"enable_parallel_hash",
+    c"max_parallel_workers_per_gather",
+    c"parallel_setup_cost",
+    c"parallel_tuple_cost",
+];
+
+fn saved_settings() -> Rc<[(&'static CStr, CString)]> {
+    CHANGED_SETTINGS
+        .iter()
+        .filter_map(|name| Some((*name, CString::new(guc::value(name)?).ok()?)))
+        .collect()
+}
+
 fn prepare(force: bool, replicas: Rc<[Replica]>) -> Attempt {
     let available = replicas.len();
-    let replicas_used = available.min(settings::max_parallel_replicas());
+    let links_per_replica = settings::links_per_replica();
+    // The hash takes 256 participants, the task state 8192 processes.
+    let most = 255.min(4096 / links_per_replica);
+    let replicas_used = available.min(settings::max_parallel_replicas()).min(most);
     // SAFETY: a plain setting.
     let local_workers_limit = unsafe { pg_sys::max_parallel_workers_per_gather };
     let position = state::push(Start {
         force,
+        strict: force && is_the_users(),
+        saved_settings: saved_settings(),
         replicas,
         replicas_used,
-        links_per_replica: settings::links_per_replica(),
+        links_per_replica,
         local_plan: settings::local_plan(),
         local_workers_limit,
     });
@@ -194,7 +250,7 @@ unsafe fn finish(attempt: Attempt, statement: *mut pg_sys::PlannedStmt) -> bool 
         planning.refused.first().cloned().or_else(|| {
             (planning.eligible_scans > 0).then(|| Refused::new(Reason::PlannerChoice, ""))
         });
-    if planning.force
+    if planning.strict
         && planning.eligible_scans > 0
         && let Some(why) = &why
     {
@@ -208,7 +264,7 @@ fn replacement(planning: &Planning) -> Replacement {
     Replacement {
         links_per_replica: planning.links_per_replica as u32,
         local_plan: planning.local_plan,
-        force: planning.force,
+        strict: planning.strict,
         local_workers_limit: planning.local_workers_limit,
         available: planning.replicas.len() as u32,
         replicas: planning.replicas[..planning.replicas_used]
@@ -265,8 +321,7 @@ unsafe fn reads_large_table(parse: *mut pg_sys::Query, least_pages: u32) -> bool
                 ),
                 pg_sys::NodeTag::T_RangeTblEntry => {
                     let rte = node.cast::<pg_sys::RangeTblEntry>();
-                    (*rte).rtekind == pg_sys::RTEKind::RTE_RELATION
-                        && is_large((*rte).relid, *context.cast::<u32>())
+                    may_read_large((*rte).rtekind, rte, *context.cast::<u32>())
                 }
                 _ => pg_sys::expression_tree_walker(node, Some(walker), context),
             }
@@ -275,15 +330,39 @@ unsafe fn reads_large_table(parse: *mut pg_sys::Query, least_pages: u32) -> bool
     let mut least = least_pages;
     // SAFETY: as the caller says. Most queries name their tables directly: look at those first.
     unsafe {
-        let direct = items::<pg_sys::RangeTblEntry>((*parse).rtable).any(|rte| {
-            (*rte).rtekind == pg_sys::RTEKind::RTE_RELATION && is_large((*rte).relid, least)
-        });
+        let direct = items::<pg_sys::RangeTblEntry>((*parse).rtable)
+            .any(|rte| may_read_large((*rte).rtekind, rte, least));
         direct
             || ((*parse).hasSubLinks
                 || !(*parse).cteList.is_null()
                 || items::<pg_sys::RangeTblEntry>((*parse).rtable)
                     .any(|rte| (*rte).rtekind == pg_sys::RTEKind::RTE_SUBQUERY))
                 && walker(parse.cast(), (&raw mut least).cast())
+    }
+}
+
+/// # Safety
+/// `rte` is a valid entry of the kind.
+unsafe fn may_read_large(
+    kind: pg_sys::RTEKind::Type,
+    rte: *mut pg_sys::RangeTblEntry,
+    least_pages: u32,
+) -> bool {
+    // SAFETY: as the caller says; the expression's tag is checked before it is read.
+    unsafe {
+        match kind {
+            pg_sys::RTEKind::RTE_RELATION => is_large((*rte).relid, least_pages),
+            // The planner may put a user's SQL function's query in its place.
+            pg_sys::RTEKind::RTE_FUNCTION => items::<pg_sys::RangeTblFunction>((*rte).functions)
+                .any(|function| {
+                    let call = (*function).funcexpr;
+                    !call.is_null()
+                        && (*call).type_ == pg_sys::NodeTag::T_FuncExpr
+                        && (*call.cast::<pg_sys::FuncExpr>()).funcid.to_u32()
+                            >= shippable::FIRST_NORMAL_OBJECT_ID
+                }),
+            _ => false,
+        }
     }
 }
 
@@ -315,79 +394,4 @@ unsafe fn is_large(relid: pg_sys::Oid, least_pages: u32) -> bool {
         pg_sys::RelationClose(relation);
         large
     }
-}
-
-/// Queries inside DDL and maintenance statements are not the user's words: never an error there.
-#[pgrx::pg_guard]
-#[allow(ffi_unwind_calls, clippy::too_many_arguments)]
-unsafe extern "C-unwind" fn process_utility(
-    statement: *mut pg_sys::PlannedStmt,
-    query_string: *const c_char,
-    read_only_tree: bool,
-    context: pg_sys::ProcessUtilityContext::Type,
-    params: pg_sys::ParamListInfo,
-    environment: *mut pg_sys::QueryEnvironment,
-    destination: *mut pg_sys::DestReceiver,
-    completion: *mut pg_sys::QueryCompletion,
-) {
-    use pg_sys::NodeTag;
-    let depth = UTILITY_DEPTH.get();
-    // SAFETY: PostgreSQL's own arguments; no destructor lives across the call. An ERROR leaves the
-    // depth raised, which the next top-level statement corrects.
-    unsafe {
-        let user_query = matches!(
-            (*(*statement).utilityStmt).type_,
-            NodeTag::T_ExplainStmt
-                | NodeTag::T_ExecuteStmt
-                | NodeTag::T_PrepareStmt
-                | NodeTag::T_CallStmt
-                | NodeTag::T_DoStmt
-                | NodeTag::T_CopyStmt
-                | NodeTag::T_FetchStmt
-                | NodeTag::T_DeclareCursorStmt
-        );
-        let base = if context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL {
-            0
-        } else {
-            depth
-        };
-        UTILITY_DEPTH.set(base + u32::from(!user_query));
-        match PREVIOUS_UTILITY {
-            Some(previous) => previous(
-                statement,
-                query_string,
-                read_only_tree,
-                context,
-                params,
-                environment,
-                destination,
-                completion,
-            ),
-            None => standard_process_utility(
-                statement,
-                query_string,
-                read_only_tree,
-                context,
-                params,
-                environment,
-                destination,
-                completion,
-            ),
-        }
-    }
-    UTILITY_DEPTH.set(depth);
-}
-
-unsafe extern "C-unwind" {
-    #[link_name = "standard_ProcessUtility"]
-    fn standard_process_utility(
-        statement: *mut pg_sys::PlannedStmt,
-        query_string: *const c_char,
-        read_only_tree: bool,
-        context: pg_sys::ProcessUtilityContext::Type,
-        params: pg_sys::ParamListInfo,
-        environment: *mut pg_sys::QueryEnvironment,
-        destination: *mut pg_sys::DestReceiver,
-        completion: *mut pg_sys::QueryCompletion,
-    );
 }

@@ -13,3 +13,4 @@ pub mod private;
 pub mod replace;
 pub mod shippable;
 pub mod state;
+mod types;

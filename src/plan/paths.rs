@@ -94,11 +94,11 @@ unsafe fn consider(
         if !(*rte).tablesample.is_null() {
             return refuse(Reason::TableSample);
         }
+        if !(*rel).lateral_relids.is_null() || !(*root).plan_params.is_null() {
+            return refuse(Reason::CorrelatedParameter);
+        }
         if !(*(*root).glob).parallelModeOK || !(*rel).consider_parallel {
             return refuse(Reason::NotParallelSafe);
-        }
-        if !(*rel).lateral_relids.is_null() {
-            return refuse(Reason::CorrelatedParameter);
         }
         let mut findings = Findings::default();
         let target = (*(*rel).reltarget).exprs;

@@ -61,7 +61,8 @@ pub struct ParallelReplicasPrivate {
     /// Replicas that the cluster has, whether or not the limits admit them.
     pub available: u32,
     pub local_plan: bool,
-    pub force: bool,
+    /// The user typed the query under force: an error if replicas cannot be used.
+    pub strict: bool,
     /// A task's rows are complete when the task is.
     pub streaming: bool,
     /// A LIMIT above may need few rows: tasks start small.

@@ -14,7 +14,7 @@ use pgrx::pg_sys;
 pub struct Replacement {
     pub links_per_replica: u32,
     pub local_plan: bool,
-    pub force: bool,
+    pub strict: bool,
     pub local_workers_limit: i32,
     pub available: u32,
     pub replicas: Vec<PlannedReplica>,
@@ -110,11 +110,30 @@ unsafe fn replace_one(
             init_params,
             rescan_param,
         );
+        visit_whole_appends(fragment);
         private.ramp = limited && private.streaming;
         *place = custom_scan(plan, &private);
         (*statement).parallelModeNeeded = true;
     }
     Ok(())
+}
+
+/// Makes the Appends above granule scans plain ones: the scans divide the work, and every process
+/// visits every child. A Parallel Append would let local workers mark a child as finished for all,
+/// while a lost replica's granules of it may still come back.
+///
+/// # Safety
+/// `plan` is a fragment that was found shippable.
+unsafe fn visit_whole_appends(plan: *mut pg_sys::Plan) {
+    // SAFETY: as the caller says.
+    unsafe {
+        if (*plan).type_ == pg_sys::NodeTag::T_Append {
+            (*plan).parallel_aware = false;
+        }
+        for place in children(plan) {
+            visit_whole_appends(*place);
+        }
+    }
 }
 
 /// # Safety
@@ -134,7 +153,7 @@ unsafe fn private(
             .to_vec(),
         available: replacement.available,
         local_plan: replacement.local_plan,
-        force: replacement.force,
+        strict: replacement.strict,
         ramp: false,
         // SAFETY: as the caller says.
         streaming: merge.is_empty() && unsafe { shippable::is_streaming(fragment) },

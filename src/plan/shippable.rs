@@ -6,6 +6,8 @@
 
 use super::functions;
 use super::private::{GranuleScanPrivate, Refused, from_list, is_granule_scan};
+use super::types;
+use crate::pg::guc;
 use crate::pg::plan::{Walk, children, every_node, expressions, items, members, node_name};
 use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
@@ -15,6 +17,13 @@ use std::ffi::{CStr, c_void};
 
 /// Object ids below this belong to PostgreSQL itself (transam.h FirstNormalObjectId).
 pub const FIRST_NORMAL_OBJECT_ID: u32 = 16_384;
+
+/// pg_collation.dat DEFAULT_COLLATION_OID.
+const DEFAULT_COLLATION: u32 = 100;
+
+/// sysattr.h MinCommandIdAttributeNumber and MaxCommandIdAttributeNumber.
+const CMIN: i16 = -3;
+const CMAX: i16 = -5;
 
 /// What shipping a fragment entails.
 #[derive(Debug, Default)]
@@ -46,6 +55,8 @@ pub unsafe fn fragment(
     rescan_param: i32,
 ) -> Result<Findings, Refused> {
     let mut findings = Findings::default();
+    // Some types compare texts inside by the default collation, whatever the expression says.
+    findings.collations.insert(DEFAULT_COLLATION);
     // SAFETY: as the caller says.
     unsafe {
         let outside = members((*plan).extParam);
@@ -87,8 +98,12 @@ unsafe fn node(
         if !(*plan).initPlan.is_null() {
             return Err(Refused::new(Reason::SubPlan, node_name(plan.cast())));
         }
-        // An Append may stay parallel-aware: without shared memory each process visits every child.
         let tag = (*plan).type_;
+        let input = if (*plan).lefttree.is_null() {
+            std::ptr::null_mut()
+        } else {
+            (*(*plan).lefttree).targetlist
+        };
         if (*plan).parallel_aware && tag != NodeTag::T_CustomScan && tag != NodeTag::T_Append {
             return Err(refuse());
         }
@@ -132,8 +147,14 @@ unsafe fn node(
             | NodeTag::T_ValuesScan
             | NodeTag::T_FunctionScan
             | NodeTag::T_Hash
-            | NodeTag::T_Memoize
                 if !leading => {}
+            NodeTag::T_Memoize if !leading => {
+                let memoize = plan.cast::<pg_sys::Memoize>();
+                for index in 0..(*memoize).numKeys as usize {
+                    let operator = *(*memoize).hashOperators.add(index);
+                    function(pg_sys::get_opcode(operator), findings)?;
+                }
+            }
             NodeTag::T_Agg => {
                 let agg = plan.cast::<pg_sys::Agg>();
                 let partial = (*agg).aggsplit & pg_sys::AGGSPLITOP_SKIPFINAL != 0;
@@ -142,31 +163,84 @@ unsafe fn node(
                 if leading && !partial && has_aggregates(plan) {
                     return Err(refuse());
                 }
+                if !(*agg).chain.is_null() {
+                    return Err(Refused::new(Reason::PlanNode, "grouping sets"));
+                }
                 collations((*agg).grpCollations, (*agg).numCols, findings);
+                operators(
+                    (*agg).grpOperators,
+                    (*agg).grpColIdx,
+                    (*agg).numCols,
+                    input,
+                    findings,
+                )?;
             }
             NodeTag::T_Sort => {
                 let sort = plan.cast::<pg_sys::Sort>();
                 collations((*sort).collations, (*sort).numCols, findings);
+                operators(
+                    (*sort).sortOperators,
+                    (*sort).sortColIdx,
+                    (*sort).numCols,
+                    input,
+                    findings,
+                )?;
             }
             NodeTag::T_IncrementalSort => {
                 let sort = plan.cast::<pg_sys::Sort>();
                 collations((*sort).collations, (*sort).numCols, findings);
+                operators(
+                    (*sort).sortOperators,
+                    (*sort).sortColIdx,
+                    (*sort).numCols,
+                    input,
+                    findings,
+                )?;
             }
             NodeTag::T_Unique => {
                 let unique = plan.cast::<pg_sys::Unique>();
                 collations((*unique).uniqCollations, (*unique).numCols, findings);
+                operators(
+                    (*unique).uniqOperators,
+                    (*unique).uniqColIdx,
+                    (*unique).numCols,
+                    input,
+                    findings,
+                )?;
             }
             NodeTag::T_Group => {
                 let group = plan.cast::<pg_sys::Group>();
                 collations((*group).grpCollations, (*group).numCols, findings);
+                operators(
+                    (*group).grpOperators,
+                    (*group).grpColIdx,
+                    (*group).numCols,
+                    input,
+                    findings,
+                )?;
             }
             NodeTag::T_Material if !leading => {}
             NodeTag::T_MergeAppend if !leading => {
                 let append = plan.cast::<pg_sys::MergeAppend>();
                 collations((*append).collations, (*append).numCols, findings);
+                let own = (*plan).targetlist;
+                operators(
+                    (*append).sortOperators,
+                    (*append).sortColIdx,
+                    (*append).numCols,
+                    own,
+                    findings,
+                )?;
             }
             NodeTag::T_Result | NodeTag::T_ProjectSet | NodeTag::T_SubqueryScan => {}
-            NodeTag::T_NestLoop | NodeTag::T_HashJoin | NodeTag::T_MergeJoin => {}
+            NodeTag::T_NestLoop | NodeTag::T_HashJoin | NodeTag::T_MergeJoin => {
+                // Rows of the inner side without a partner can only be told by who sees all others.
+                use pg_sys::JoinType::{JOIN_ANTI, JOIN_INNER, JOIN_LEFT, JOIN_SEMI};
+                let kind = (*plan.cast::<pg_sys::Join>()).jointype;
+                if leading && ![JOIN_INNER, JOIN_LEFT, JOIN_SEMI, JOIN_ANTI].contains(&kind) {
+                    return Err(refuse());
+                }
+            }
             _ => return Err(refuse()),
         }
         for expression in expressions(plan) {
@@ -329,13 +403,13 @@ unsafe fn expression_node(
     use pg_sys::NodeTag;
     // SAFETY: tags tell types.
     unsafe {
+        if is_foldable(node) {
+            findings.fold = true;
+            return Ok(Walk::Skip);
+        }
         match (*node).type_ {
             NodeTag::T_SubPlan | NodeTag::T_AlternativeSubPlan => {
                 return Err(Refused::new(Reason::SubPlan, ""));
-            }
-            NodeTag::T_SQLValueFunction => {
-                findings.fold = true;
-                return Ok(Walk::Skip);
             }
             NodeTag::T_List
             | NodeTag::T_IntList
@@ -354,17 +428,28 @@ unsafe fn expression_node(
             | NodeTag::T_CollateExpr
             | NodeTag::T_FieldSelect
             | NodeTag::T_ConvertRowtypeExpr
-            | NodeTag::T_Param
             | NodeTag::T_SubscriptingRef
-            | NodeTag::T_ArrayCoerceExpr
-            | NodeTag::T_MinMaxExpr => {}
+            | NodeTag::T_ArrayCoerceExpr => {}
+            NodeTag::T_MinMaxExpr => {
+                types::check((*node.cast::<pg_sys::MinMaxExpr>()).minmaxtype, findings)?;
+            }
             NodeTag::T_Var => {
-                if (*node.cast::<pg_sys::Var>()).vartype == pg_sys::RECORDOID {
+                let var = node.cast::<pg_sys::Var>();
+                if (*var).vartype == pg_sys::RECORDOID {
                     return Err(Refused::new(Reason::RecordOutput, ""));
+                }
+                // Command ids are not in the WAL.
+                if (*var).varattno == CMIN || (*var).varattno == CMAX {
+                    return Err(Refused::new(Reason::Expression, "cmin or cmax"));
                 }
             }
             NodeTag::T_Const => {
                 if (*node.cast::<pg_sys::Const>()).consttype == pg_sys::RECORDOID {
+                    return Err(Refused::new(Reason::RecordOutput, ""));
+                }
+            }
+            NodeTag::T_Param => {
+                if (*node.cast::<pg_sys::Param>()).paramtype == pg_sys::RECORDOID {
                     return Err(Refused::new(Reason::RecordOutput, ""));
                 }
             }
@@ -404,6 +489,94 @@ unsafe fn expression_node(
     }
 }
 
+/// A function is known to give the same result everywhere if it is built in and depends on nothing
+/// but its arguments and the settings that are shipped.
+///
+/// # Safety
+/// In a transaction.
+pub unsafe fn function(oid: pg_sys::Oid, findings: &mut Findings) -> Result<(), Refused> {
+    // SAFETY: catalog cache lookups.
+    unsafe {
+        let name = function_name(oid);
+        let known = oid.to_u32() < FIRST_NORMAL_OBJECT_ID
+            && match pg_sys::func_volatile(oid) as u8 {
+                b'i' => !functions::is_server_specific(&name),
+                b's' => functions::is_stable_from_settings(&name),
+                _ => false,
+            };
+        if !known {
+            return Err(Refused::new(Reason::Function, name));
+        }
+        findings.time_zone |= functions::reads_time_zone(&name);
+    }
+    Ok(())
+}
+
+/// The operators by which a plan node sorts or groups, with the types that they compare.
+///
+/// # Safety
+/// `operators` and `columns` are null or have `count` elements; `tlist` is the input's target list.
+unsafe fn operators(
+    operators: *const pg_sys::Oid,
+    columns: *const i16,
+    count: i32,
+    tlist: *mut pg_sys::List,
+    findings: &mut Findings,
+) -> Result<(), Refused> {
+    for index in 0..count.max(0) as usize {
+        // SAFETY: as the caller says.
+        unsafe {
+            function(pg_sys::get_opcode(*operators.add(index)), findings)?;
+            let column = *columns.add(index) as usize;
+            match items::<pg_sys::TargetEntry>(tlist).nth(column.wrapping_sub(1)) {
+                Some(entry) => types::check(pg_sys::exprType((*entry).expr.cast()), findings)?,
+                None => return Err(Refused::new(Reason::PlanNode, "sort column")),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Functions on arrays, ranges and rows call those of the element types.
+///
+/// # Safety
+/// `node` is an expression that calls functions.
+unsafe fn argument_types(node: *mut pg_sys::Node, findings: &mut Findings) -> Result<(), Refused> {
+    use pg_sys::NodeTag;
+    // SAFETY: tags tell types; the operator expressions have one layout.
+    unsafe {
+        let arguments = match (*node).type_ {
+            NodeTag::T_FuncExpr => (*node.cast::<pg_sys::FuncExpr>()).args,
+            NodeTag::T_OpExpr | NodeTag::T_DistinctExpr | NodeTag::T_NullIfExpr => {
+                (*node.cast::<pg_sys::OpExpr>()).args
+            }
+            NodeTag::T_ScalarArrayOpExpr => (*node.cast::<pg_sys::ScalarArrayOpExpr>()).args,
+            NodeTag::T_CoerceViaIO => {
+                let coercion = node.cast::<pg_sys::CoerceViaIO>();
+                types::check((*coercion).resulttype, findings)?;
+                return types::check(pg_sys::exprType((*coercion).arg.cast()), findings);
+            }
+            NodeTag::T_RowCompareExpr => (*node.cast::<pg_sys::RowCompareExpr>()).largs,
+            NodeTag::T_Aggref => (*node.cast::<pg_sys::Aggref>()).args,
+            _ => return Ok(()),
+        };
+        for mut argument in items::<pg_sys::Node>(arguments) {
+            if (*argument).type_ == NodeTag::T_TargetEntry {
+                argument = (*argument.cast::<pg_sys::TargetEntry>()).expr.cast();
+            }
+            types::check(pg_sys::exprType(argument), findings)?;
+        }
+    }
+    Ok(())
+}
+
+/// # Safety
+/// In a transaction.
+unsafe fn function_name(oid: pg_sys::Oid) -> String {
+    // SAFETY: get_func_name answers null or a C string.
+    unsafe { name_or_oid(pg_sys::get_func_name(oid), oid) }
+}
+
 /// # Safety
 /// `node` is a valid expression node.
 unsafe fn functions_of(node: *mut pg_sys::Node, findings: &mut Findings) -> Result<Walk, Refused> {
@@ -420,67 +593,55 @@ unsafe fn functions_of(node: *mut pg_sys::Node, findings: &mut Findings) -> Resu
         if called.is_empty() {
             return Ok(Walk::Down);
         }
-        let volatility: Vec<u8> = called
-            .iter()
-            .map(|oid| pg_sys::func_volatile(*oid) as u8)
-            .collect();
-        if volatility.contains(&b's') && column_free(node) {
-            findings.fold = true;
-            return Ok(Walk::Skip);
+        for function in called {
+            self::function(function, findings)?;
         }
-        for (oid, volatility) in called.iter().zip(volatility) {
-            let name = name_or_oid(pg_sys::get_func_name(*oid), *oid);
-            let known = oid.to_u32() < FIRST_NORMAL_OBJECT_ID
-                && match volatility {
-                    b'i' => !functions::is_server_specific(&name),
-                    b's' => functions::is_stable_from_settings(&name),
-                    _ => false,
-                };
-            if !known {
-                return Err(Refused::new(Reason::Function, name));
-            }
-            findings.time_zone |= functions::reads_time_zone(&name);
-        }
+        argument_types(node, findings)?;
     }
     Ok(Walk::Down)
 }
 
-/// Must this node become a constant before the plan is shipped?
+/// Must this node become a constant before the plan is shipped? Only what cannot fail: it is
+/// evaluated also where the query would not have come to it.
 ///
 /// # Safety
 /// `node` is a valid expression.
 pub unsafe fn is_foldable(node: *mut pg_sys::Node) -> bool {
-    let mut findings = Findings::default();
-    // SAFETY: as the caller says. Only these two kinds of node are told to be skipped.
-    unsafe { matches!(expression_node(node, &mut findings), Ok(Walk::Skip)) && findings.fold }
+    // SAFETY: the tag tells the type.
+    unsafe {
+        match (*node).type_ {
+            pg_sys::NodeTag::T_SQLValueFunction => true,
+            pg_sys::NodeTag::T_FuncExpr => {
+                let call = node.cast::<pg_sys::FuncExpr>();
+                (*call).funcid.to_u32() < FIRST_NORMAL_OBJECT_ID
+                    && functions::is_of_the_session(&function_name((*call).funcid))
+                    && ((*call).args.is_null() || names_a_setting((*call).args))
+            }
+            _ => false,
+        }
+    }
 }
 
-/// Does the expression depend on nothing but settings and constants, so that the coordinator can
-/// evaluate it once for everybody?
+/// Is it the argument of current_setting, and is there such a setting?
 ///
 /// # Safety
-/// `node` is a valid expression.
-unsafe fn column_free(node: *mut pg_sys::Node) -> bool {
-    use pg_sys::NodeTag;
-    let mut visit = |node: *mut pg_sys::Node| {
-        // SAFETY: the walker only visits valid nodes.
-        match unsafe { (*node).type_ } {
-            NodeTag::T_Var
-            | NodeTag::T_Param
-            | NodeTag::T_Aggref
-            | NodeTag::T_GroupingFunc
-            | NodeTag::T_WindowFunc
-            | NodeTag::T_CaseTestExpr
-            | NodeTag::T_CoerceToDomainValue
-            | NodeTag::T_SubPlan
-            | NodeTag::T_AlternativeSubPlan
-            | NodeTag::T_PlaceHolderVar
-            | NodeTag::T_CurrentOfExpr => Walk::Stop,
-            _ => Walk::Down,
+/// `arguments` is a list of expressions.
+unsafe fn names_a_setting(arguments: *mut pg_sys::List) -> bool {
+    // SAFETY: as the caller says; a constant text is detoasted into a copy.
+    unsafe {
+        let Some(first) = items::<pg_sys::Node>(arguments).next() else {
+            return false;
+        };
+        if (*first).type_ != pg_sys::NodeTag::T_Const {
+            return false;
         }
-    };
-    // SAFETY: as the caller says.
-    unsafe { every_node(node, &mut visit) && !pg_sys::contain_volatile_functions(node) }
+        let constant = first.cast::<pg_sys::Const>();
+        if (*constant).constisnull || (*constant).consttype != pg_sys::TEXTOID {
+            return false;
+        }
+        let name = pg_sys::text_to_cstring((*constant).constvalue.cast_mut_ptr());
+        guc::value(CStr::from_ptr(name)).is_some()
+    }
 }
 
 /// Are a task's rows complete when the task is? True where each row of the scan is passed on, or

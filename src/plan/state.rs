@@ -9,12 +9,17 @@ use crate::cluster::Replica;
 use crate::settings;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
-use std::ffi::c_void;
+use std::ffi::{CStr, CString, c_void};
 use std::rc::Rc;
 
 /// One planner call that may use replicas.
 pub struct Planning {
+    /// Ship whatever can be shipped, whatever it costs.
     pub force: bool,
+    /// Under force, and the user's own query: an error if it cannot use replicas.
+    pub strict: bool,
+    /// The user's values of the settings that are changed meanwhile.
+    pub saved_settings: Rc<[(&'static CStr, CString)]>,
     /// Replicas to plan with; empty only under force, to be told why not.
     pub replicas: Rc<[Replica]>,
     /// How many of them the limits admit.
@@ -27,6 +32,20 @@ pub struct Planning {
     pub eligible_scans: usize,
     pub refused: Vec<Refused>,
     subtransaction: pg_sys::SubTransactionId,
+}
+
+enum Entry {
+    Attempt(Planning),
+    Marker(pg_sys::SubTransactionId),
+}
+
+impl Entry {
+    fn subtransaction(&self) -> pg_sys::SubTransactionId {
+        match self {
+            Entry::Attempt(planning) => planning.subtransaction,
+            Entry::Marker(subtransaction) => *subtransaction,
+        }
+    }
 }
 
 impl Planning {
@@ -63,7 +82,7 @@ pub fn replicas_for(rows: f64, most: usize) -> usize {
 }
 
 thread_local! {
-    static STACK: RefCell<Vec<Planning>> = const { RefCell::new(Vec::new()) };
+    static STACK: RefCell<Vec<Entry>> = const { RefCell::new(Vec::new()) };
     static DISABLED: Cell<bool> = const { Cell::new(false) };
     static CALLBACKS: Cell<bool> = const { Cell::new(false) };
     /// Why the statement planned last had to do without replicas, for EXPLAIN.
@@ -73,6 +92,8 @@ thread_local! {
 /// Everything but the fields that the stack itself manages.
 pub struct Start {
     pub force: bool,
+    pub strict: bool,
+    pub saved_settings: Rc<[(&'static CStr, CString)]>,
     pub replicas: Rc<[Replica]>,
     pub replicas_used: usize,
     pub links_per_replica: usize,
@@ -86,8 +107,10 @@ pub fn push(start: Start) -> usize {
     // SAFETY: reads this backend's transaction state.
     let subtransaction = unsafe { pg_sys::GetCurrentSubTransactionId() };
     STACK.with_borrow_mut(|stack| {
-        stack.push(Planning {
+        stack.push(Entry::Attempt(Planning {
             force: start.force,
+            strict: start.strict,
+            saved_settings: start.saved_settings,
             replicas: start.replicas,
             replicas_used: start.replicas_used,
             links_per_replica: start.links_per_replica,
@@ -96,7 +119,7 @@ pub fn push(start: Start) -> usize {
             eligible_scans: 0,
             refused: Vec::new(),
             subtransaction,
-        });
+        }));
         stack.len() - 1
     })
 }
@@ -105,23 +128,46 @@ pub fn push(start: Start) -> usize {
 pub fn pop(position: usize) -> Option<Planning> {
     STACK.with_borrow_mut(|stack| {
         stack.truncate(position + 1);
-        (stack.len() == position + 1).then(|| stack.pop()).flatten()
+        match (stack.len() == position + 1).then(|| stack.pop()).flatten() {
+            Some(Entry::Attempt(planning)) => Some(planning),
+            _ => None,
+        }
     })
 }
 
-/// Works on the innermost entry, if any planner call that may use replicas is going on.
+/// Pushes an entry for a planner call that has nothing to do with replicas.
+pub fn push_marker() -> usize {
+    // SAFETY: reads this backend's transaction state.
+    let subtransaction = unsafe { pg_sys::GetCurrentSubTransactionId() };
+    STACK.with_borrow_mut(|stack| {
+        stack.push(Entry::Marker(subtransaction));
+        stack.len() - 1
+    })
+}
+
+pub fn pop_marker(position: usize) {
+    STACK.with_borrow_mut(|stack| stack.truncate(position));
+}
+
+/// Works on the innermost entry, if the innermost planner call may use replicas.
 pub fn with_current<T>(f: impl FnOnce(&mut Planning) -> T) -> Option<T> {
-    STACK.with_borrow_mut(|stack| stack.last_mut().map(f))
+    STACK.with_borrow_mut(|stack| match stack.last_mut() {
+        Some(Entry::Attempt(planning)) => Some(f(planning)),
+        _ => None,
+    })
 }
 
 /// Works on the entry at `position`.
 pub fn with<T>(position: usize, f: impl FnOnce(&mut Planning) -> T) -> Option<T> {
-    STACK.with_borrow_mut(|stack| stack.get_mut(position).map(f))
+    STACK.with_borrow_mut(|stack| match stack.get_mut(position) {
+        Some(Entry::Attempt(planning)) => Some(f(planning)),
+        _ => None,
+    })
 }
 
-/// Is any planner call that may use replicas going on?
+/// May the innermost planner call use replicas?
 pub fn is_active() -> bool {
-    STACK.with_borrow(|stack| !stack.is_empty())
+    STACK.with_borrow(|stack| matches!(stack.last(), Some(Entry::Attempt(_))))
 }
 
 /// This backend works for another server's query, and must not use replicas itself.
@@ -170,6 +216,7 @@ unsafe extern "C-unwind" fn at_subtransaction_end(
     _context: *mut c_void,
 ) {
     if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
-        STACK.with_borrow_mut(|stack| stack.retain(|entry| entry.subtransaction < subtransaction));
+        STACK
+            .with_borrow_mut(|stack| stack.retain(|entry| entry.subtransaction() < subtransaction));
     }
 }

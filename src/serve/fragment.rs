@@ -8,6 +8,7 @@
 use super::{copy_both, guards};
 use crate::exec::granule_scan::{self, LinkTask};
 use crate::exec::parallel_replicas::collect_scans;
+use crate::exec::shipment::SHIPPED_SETTINGS;
 use crate::pg::wait::now_micros;
 use crate::pg::{executor, ffi, guc, plan, proc};
 use crate::plan::shippable;
@@ -23,13 +24,15 @@ use std::ffi::{CString, c_void};
 
 /// Bytes of rows of one task that are kept until it ends. Beyond it rows leave in the middle of a
 /// task, with a page pinned.
-const HELD_BYTES_MAX: usize = 8 << 20;
+const HELD_BYTES_MAX: usize = 64 << 20;
 
 /// State of the exchange while the executor runs.
 #[derive(Default)]
 struct Session {
     /// Frames that came while nobody waited for one.
     arrived: VecDeque<ToReplica>,
+    /// The timeline that the coordinator is on.
+    timeline: u32,
     /// The task in work.
     current: Option<TaskReport>,
     stopped: bool,
@@ -48,7 +51,15 @@ thread_local! {
 
 /// Executes the fragment. The caller has checked server, WAL position and snapshot.
 pub fn execute(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
-    SESSION.set(Session::default());
+    SESSION.set(Session {
+        timeline: begin.timeline,
+        ..Session::default()
+    });
+    // now(), and texts like 'today', mean the coordinator's time.
+    // SAFETY: sets two times of this backend, which the next statement sets anew.
+    unsafe {
+        pg_sys::SetParallelStartTimestamps(begin.transaction_start, begin.statement_start);
+    }
     // From here on the snapshot protects what it sees, and is protected.
     proc::install_xmin(begin.snapshot.xmin);
     push_snapshot(begin);
@@ -93,6 +104,15 @@ fn push_snapshot(begin: &Begin) {
 
 fn with_settings(begin: &Begin, nest: &guc::Nest, replay_wait_us: u64) -> Result<(), Refusal> {
     for (name, value) in &begin.settings {
+        let known = SHIPPED_SETTINGS
+            .iter()
+            .any(|known| known.to_bytes() == name.as_bytes());
+        if !known {
+            return Err(guards::refusal(
+                "setting",
+                format!("setting {name} is not one to take over"),
+            ));
+        }
         let (Ok(name), Ok(value)) = (CString::new(name.as_str()), CString::new(value.as_str()))
         else {
             return Err(guards::refusal(
@@ -156,11 +176,14 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
             rows: session.rows,
             blocks: session.blocks,
             stopped: session.stopped,
+            unneeded: Vec::new(),
             instrumentation: Vec::new(),
             buffer_usage: bytes_of(&buffers),
             wal_usage: bytes_of(&wal),
         });
+        let unneeded = scans.iter().filter(|scan| !granule_scan::has_ended(**scan));
         let report = FragmentReport {
+            unneeded: unneeded.map(|scan| (**scan).scan_index).collect(),
             instrumentation: if begin.instrument != 0 {
                 instrumentation((*query).planstate)
             } else {
@@ -353,6 +376,15 @@ fn send_rows(all: bool) {
 
 /// The granule scan has done its task: reports that, with the task's rows, and gets the next one.
 fn next_task(scan: u32) -> Option<LinkTask> {
+    let timeline = SESSION.with_borrow(|session| session.timeline);
+    if let Err(refusal) = guards::recovery(timeline) {
+        crate::error::raise(
+            pgrx::PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            "server is no longer a standby of the coordinator",
+            &format!("{}.", refusal.detail),
+            "",
+        );
+    }
     let done = SESSION.with_borrow_mut(|session| session.current.take());
     match done {
         Some(report) => {

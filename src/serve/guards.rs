@@ -12,6 +12,9 @@ use parallel_replicas_core::frame::{self, Begin, Nonce, Refusal, ToReplica};
 use pgrx::pg_sys;
 use std::ffi::CStr;
 
+/// Not a refusal of ours: the query has ended without us.
+pub const STOPPED: &str = "stopped";
+
 pub fn refusal(reason: &str, detail: impl Into<String>) -> Refusal {
     Refusal {
         reason: reason.to_owned(),
@@ -31,6 +34,7 @@ pub fn authenticated_begin(secret: &[u8], nonce: &Nonce) -> Result<Begin, Refusa
             }
             frame::decode_body(&body).map_err(|error| refusal("protocol", error.to_string()))
         }
+        Some(ToReplica::Stop) => Err(refusal(STOPPED, "the coordinator needs no rows")),
         _ => Err(refusal("protocol", "the coordinator did not begin")),
     }
 }
@@ -38,18 +42,20 @@ pub fn authenticated_begin(secret: &[u8], nonce: &Nonce) -> Result<Begin, Refusa
 /// A standby of the coordinator's server, on its timeline. Identity itself has been compared by the
 /// coordinator; a replica that is not in recovery has a history of its own.
 pub fn server(begin: &Begin) -> Result<(), Refusal> {
+    recovery(begin.timeline)
+}
+
+/// In recovery, replaying that timeline.
+pub fn recovery(expected: u32) -> Result<(), Refusal> {
     // SAFETY: reads shared memory.
     if !unsafe { pg_sys::RecoveryInProgress() } {
         return Err(refusal("not_standby", "the server is not in recovery"));
     }
     let (_, timeline) = proc::replayed();
-    if timeline != begin.timeline {
+    if timeline != expected {
         return Err(refusal(
             "timeline",
-            format!(
-                "the server replays timeline {timeline}, the coordinator {}",
-                begin.timeline
-            ),
+            format!("the server replays timeline {timeline}, the coordinator {expected}"),
         ));
     }
     Ok(())
@@ -81,7 +87,7 @@ pub fn wait_for_replay(begin: &Begin) -> Result<u64, Refusal> {
             ));
         }
         if copy_both::receive(false).is_some() {
-            return Err(refusal("stopped", "the coordinator needs no more rows"));
+            return Err(refusal(STOPPED, "the coordinator needs no rows"));
         }
         copy_both::pause(pause_ms);
         pause_ms = (pause_ms * 2).min(10);
@@ -104,7 +110,29 @@ pub fn snapshot(begin: &Begin) -> Result<(), Refusal> {
     if next.abs_diff(xmax) > u64::from(u32::MAX >> 1) {
         return Err(refusal("epoch", "transaction ids are of another epoch"));
     }
-    Ok(())
+    match running_here()
+        .into_iter()
+        .find(|xid| begin.snapshot.misses(*xid))
+    {
+        Some(xid) => Err(refusal(
+            "snapshot",
+            format!("transaction {xid} is in progress, and the snapshot does not list it"),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Transactions that recovery takes to be in progress now, sub-transactions included as far as it
+/// knows them.
+fn running_here() -> Vec<u32> {
+    // SAFETY: takes a snapshot of this server's own and only reads its list; a snapshot taken during
+    // recovery has all of it in subxip (procarray.c). Nothing refers to it afterwards.
+    unsafe {
+        let snapshot = &*pg_sys::GetLatestSnapshot();
+        (0..snapshot.subxcnt.max(0) as usize)
+            .map(|index| (*snapshot.subxip.add(index)).into_inner())
+            .collect()
+    }
 }
 
 /// Settings that hide corruption are off; libraries whose rules expressions follow are the same.

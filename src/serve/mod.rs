@@ -1,6 +1,6 @@
 //! The replica's side: executes a fragment for a coordinator.
 //!
-//! `CALL parallel_replicas.serve()` over the simple protocol turns the connection into a two-way
+//! `CALL parallel_replicas.serve(challenge)` over the simple protocol turns the connection into a two-way
 //! exchange of frames (`copy_both`) for one fragment. The coordinator is not trusted: before a row
 //! is looked at, `guards` checks who is calling, whether this server is the right one and has
 //! replayed far enough, and whether plan and snapshot can be used here. A snapshot that is applied
@@ -21,7 +21,8 @@ use pgrx::{PgSqlErrorCode, pg_sys};
 /// Body of the procedure `parallel_replicas.serve()`.
 ///
 /// `atomic`: CALL was used inside a transaction block, where snapshots cannot be dropped.
-pub fn serve(atomic: bool) {
+/// `challenge`: random bytes of the coordinator, from which the first frame is computed.
+pub fn serve(challenge: &[u8], atomic: bool) {
     if !shm::is_preloaded() {
         error::not_preloaded();
     }
@@ -47,15 +48,17 @@ pub fn serve(atomic: bool) {
     // Reads a table, so it comes before all snapshots are dropped.
     let secret = secret::read();
     copy_both::start();
-    match exchange(secret) {
+    match exchange(secret, challenge) {
         Ok(()) => events::add(Event::ServedCount, 1),
         Err(refusal) => {
-            events::add(Event::ServedRefusedCount, 1);
-            pgrx::log!(
-                "refused to execute a fragment: {} ({})",
-                refusal.reason,
-                refusal.detail
-            );
+            if refusal.reason != guards::STOPPED {
+                events::add(Event::ServedRefusedCount, 1);
+                pgrx::log!(
+                    "refused to execute a fragment: {} ({})",
+                    refusal.reason,
+                    refusal.detail
+                );
+            }
             copy_both::send(&ToCoordinator::Refused(refusal));
         }
     }
@@ -80,7 +83,7 @@ impl Drop for Serving {
     }
 }
 
-fn exchange(secret: Option<Vec<u8>>) -> Result<(), Refusal> {
+fn exchange(secret: Option<Vec<u8>>, challenge: &[u8]) -> Result<(), Refusal> {
     let Some(secret) = secret else {
         return Err(guards::refusal(
             "not_installed",
@@ -93,19 +96,16 @@ fn exchange(secret: Option<Vec<u8>>) -> Result<(), Refusal> {
             "the backend holds a snapshot",
         ));
     }
-    let mut nonce = [0; 32];
-    // SAFETY: fills the buffer.
-    if !unsafe { pg_sys::pg_strong_random(nonce.as_mut_ptr().cast(), nonce.len()) } {
-        return Err(guards::refusal(
-            "no_randomness",
-            "random numbers cannot be had",
-        ));
-    }
-    copy_both::send(&ToCoordinator::Hello(Hello {
-        nonce,
+    let mut hello = Hello {
+        nonce: secret::nonce(),
+        mac: [0; 32],
         identity: crate::exec::shipment::identity(),
         instance_id: shm::instance_id(),
-    }));
+    };
+    hello.mac = secret::authenticate_hello(&secret, challenge, &hello)
+        .ok_or_else(|| guards::refusal("authentication", "the secret cannot be used"))?;
+    let nonce = hello.nonce;
+    copy_both::send(&ToCoordinator::Hello(hello));
     let begin = guards::authenticated_begin(&secret, &nonce)?;
     drop(secret);
     guards::server(&begin)?;

@@ -198,7 +198,10 @@ impl Rogue {
     /// Calls serve() and waits for the greeting, or for what came in its place.
     #[track_caller]
     pub fn call(&mut self) -> Result<Hello, Outcome> {
-        self.query("CALL parallel_replicas.serve()");
+        self.query(&format!(
+            "CALL parallel_replicas.serve('\\x{}')",
+            "5a".repeat(32)
+        ));
         loop {
             match self.said() {
                 Said::CopyBoth => {}
@@ -309,6 +312,8 @@ impl Rogue {
 /// The code by which a coordinator proves that it knows the secret.
 pub fn authenticate(secret: &[u8], nonce: &Nonce, body: &[u8]) -> Mac {
     let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("a key may have any length");
+    // Which side it speaks for.
+    mac.update(b"coordinator");
     mac.update(nonce);
     mac.update(body);
     mac.finalize().into_bytes().into()

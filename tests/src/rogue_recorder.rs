@@ -58,12 +58,32 @@ impl Recorder {
                  SET cluster_for_parallel_replicas = 'recorded';
                  SET enable_parallel_replicas = 2; SET parallel_replicas.links_per_replica = 1;
                  SET parallel_replicas.granule_blocks = 1;
-                 SET max_parallel_workers_per_gather = 0;
-                 SET parallel_replicas.connect_timeout = '30s'"
+                 SET max_parallel_workers_per_gather = 0"
             ))
             .expect("a replica can be registered");
         cluster.wait_caught_up(node);
         Self { streams, client }
+    }
+
+    /// Lets the session connect, by a query over `table` that takes about a second; after that its
+    /// queries can leave all work to the replica, which they then have at once.
+    #[track_caller]
+    pub fn warm_up(&mut self, table: &str) {
+        let query =
+            format!("SELECT count(*) FROM {table} AS t WHERE length(repeat(t.name, 20000)) > 0");
+        wait_for(SOON, "a coordinator begins", || {
+            self.run("SET parallel_replicas_local_plan = on");
+            self.run(&query);
+            self.begins().first().cloned()
+        });
+        self.run("SET parallel_replicas_local_plan = off");
+    }
+
+    #[track_caller]
+    fn run(&mut self, statements: &str) {
+        self.client
+            .batch_execute(statements)
+            .unwrap_or_else(|error| panic!("failed: {error:?}\n{statements}"));
     }
 
     /// The session whose queries are recorded.
@@ -71,17 +91,17 @@ impl Recorder {
         &mut self.client
     }
 
-    /// Runs a query and returns the Begin that it sent. Again and again, because a short query may
-    /// be over before the link is up.
+    /// Runs a query and returns the Begin that it sent.
     #[track_caller]
     pub fn record(&mut self, query: &str) -> Recorded {
         let before = self.begins().len();
-        wait_for(SOON, "a coordinator begins", || {
-            self.client
-                .query(query, &[])
-                .unwrap_or_else(|error| panic!("failed: {error:?}\n{query}"));
-            self.begins().get(before).cloned()
-        })
+        self.run(query);
+        let begins = self.begins();
+        assert!(
+            begins.len() > before,
+            "no replica was asked to work on {query}"
+        );
+        begins[before].clone()
     }
 
     fn begins(&self) -> Vec<Recorded> {

@@ -58,7 +58,8 @@ impl Scene {
                  CREATE ROLE stranger LOGIN; ANALYZE"
             ),
         );
-        let recorder = Recorder::start(&cluster, STANDBY);
+        let mut recorder = Recorder::start(&cluster, STANDBY);
+        recorder.warm_up("t");
         let secret = cluster
             .connect(PRIMARY)
             .query_one("SELECT secret FROM parallel_replicas.secret", &[])
@@ -166,6 +167,23 @@ fn a_snapshot_that_would_damage_the_standby_is_refused() {
         begin.snapshot.in_progress = vec![xmin + 1, xmin];
     });
     scene.refused("epoch", &begin, |begin| begin.snapshot.xmax_epoch += 1);
+
+    // E4, E5: a transaction in progress that the snapshot does not list, as if it had ended.
+    let mut writer = scene.cluster.connect(PRIMARY);
+    writer
+        .batch_execute("BEGIN; INSERT INTO t VALUES (-1, 0, 'in progress')")
+        .unwrap();
+    scene.cluster.psql(PRIMARY, "INSERT INTO other VALUES (2)");
+    let begin = scene.proven("SELECT id FROM t", ROWS);
+    assert_eq!(begin.snapshot.in_progress.len(), 1, "{:?}", begin.snapshot);
+    scene.refused("snapshot", &begin, |begin| {
+        begin.snapshot.in_progress.clear()
+    });
+    scene.refused("snapshot", &begin, |begin| {
+        begin.snapshot.in_progress.clear();
+        begin.snapshot.xmin = begin.snapshot.xmax;
+    });
+    writer.batch_execute("COMMIT").unwrap();
     scene.end();
 }
 
@@ -495,7 +513,7 @@ fn sqlstate<T: std::fmt::Debug>(called: Result<T, Outcome>) -> String {
 /// CALL inside a DO block inside a transaction block: atomic too.
 fn call_in_function(rogue: &mut Rogue) -> Result<(), Outcome> {
     rogue
-        .execute("BEGIN; DO $$ BEGIN CALL parallel_replicas.serve(); END $$; COMMIT")
+        .execute("BEGIN; DO $$ BEGIN CALL parallel_replicas.serve(''); END $$; COMMIT")
         .map_err(Outcome::Error)
         .inspect_err(|_| {
             let _ = rogue.execute("ROLLBACK");

@@ -91,13 +91,20 @@ fn client(cluster: &Cluster, program: &str) -> Command {
 
 fn dumps_do_not_mind_the_setting(cluster: &Cluster) {
     let plain = output_of(client(cluster, "pg_dump").arg("postgres"));
-    let without =
-        output_of(client(cluster, "pg_dump").env_remove("PGOPTIONS").arg("postgres"));
+    let without = output_of(
+        client(cluster, "pg_dump")
+            .env_remove("PGOPTIONS")
+            .arg("postgres"),
+    );
     assert!(plain.contains("COPY public.fact "), "no data in the dump");
     assert_eq!(comparable(&plain), comparable(&without));
     // The secret belongs to its cluster.
     assert!(!plain.contains("COPY parallel_replicas.secret"));
-    output_of(client(cluster, "pg_dump").args(["--inserts", "--serializable-deferrable", "postgres"]));
+    output_of(client(cluster, "pg_dump").args([
+        "--inserts",
+        "--serializable-deferrable",
+        "postgres",
+    ]));
     output_of(client(cluster, "pg_dump").args(["--format=custom", "postgres"]));
     let folder = tempfile::tempdir().expect("a temporary folder");
     output_of(
@@ -128,7 +135,11 @@ fn a_base_backup_does_not_mind_the_setting(cluster: &Cluster) {
             .args(["--checkpoint=fast", "--wal-method=stream", "-D"])
             .arg(&backup),
     );
-    output_of(installation().client_command("pg_verifybackup").arg(&backup));
+    output_of(
+        installation()
+            .client_command("pg_verifybackup")
+            .arg(&backup),
+    );
 }
 
 fn a_standby_says_that_it_is_one(cluster: &Cluster) {
@@ -163,7 +174,9 @@ fn old_snapshot_threshold_is_named(cluster: &mut Cluster) {
         .batch_execute("SET enable_parallel_replicas = 2")
         .expect("the setting can be set");
     let error = client.query_one(query, &[]).expect_err("force is refused");
-    let detail = error.as_db_error().and_then(|error| error.detail().map(str::to_owned));
+    let detail = error
+        .as_db_error()
+        .and_then(|error| error.detail().map(str::to_owned));
     let detail = detail.unwrap_or_default();
     assert!(
         detail.starts_with("Reason old_snapshot_threshold: "),

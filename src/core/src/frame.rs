@@ -62,6 +62,9 @@ pub struct Identity {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     pub nonce: Nonce,
+    /// Proof that the replica knows the secret: over the coordinator's challenge, the nonce and the
+    /// instance id.
+    pub mac: Mac,
     pub identity: Identity,
     /// Random id of the server's shared memory: a coordinator that meets its own leaves the link.
     pub instance_id: [u8; 16],
@@ -105,6 +108,9 @@ pub struct Begin {
     /// How long the replica may wait for that, in milliseconds.
     pub replay_wait_ms: u32,
     pub snapshot: WireSnapshot,
+    /// Start of the coordinator's transaction and statement: PostgreSQL's microseconds since 2000.
+    pub transaction_start: i64,
+    pub statement_start: i64,
     /// Role as which the query runs.
     pub user: u32,
     /// Inside a security-restricted operation, or with row security forced off, as flags of
@@ -177,6 +183,9 @@ pub struct FragmentReport {
     pub blocks: u64,
     /// The fragment was stopped early.
     pub stopped: bool,
+    /// Scans that the fragment ended without reading to their end, because it needed no more rows of
+    /// them (an empty inner side, a condition that is false for every row).
+    pub unneeded: Vec<u32>,
     /// `Instrumentation` structs by plan node id, raw bytes; empty without EXPLAIN ANALYZE.
     pub instrumentation: Vec<(i32, Vec<u8>)>,
     pub buffer_usage: Vec<u8>,

@@ -46,6 +46,28 @@ pub fn xid_precedes(a: u32, b: u32) -> bool {
 }
 
 impl WireSnapshot {
+    /// Drops ids outside `[xmin, xmax)`: PostgreSQL lists sub-transactions that started after the
+    /// snapshot's end too.
+    pub fn keep_in_range(&mut self) {
+        let (xmin, span) = (self.xmin, self.xmax.wrapping_sub(self.xmin));
+        self.in_progress.retain(|xid| xid.wrapping_sub(xmin) < span);
+    }
+
+    /// Must a transaction that this server still takes to be running be known to the snapshot as
+    /// running, and is it not? Everything that the snapshot takes to have ended has been replayed as
+    /// ended, so a running one that is missing shows that the snapshot is incomplete.
+    pub fn misses(&self, running: u32) -> bool {
+        let offset = running.wrapping_sub(self.xmin);
+        if xid_precedes(running, self.xmin) {
+            return true;
+        }
+        offset < self.xmax.wrapping_sub(self.xmin)
+            && self
+                .in_progress
+                .binary_search_by_key(&offset, |xid| xid.wrapping_sub(self.xmin))
+                .is_err()
+    }
+
     /// Sorts and deduplicates the list, which the caller collected in any order.
     pub fn normalise(&mut self) {
         let base = self.xmin;
@@ -102,6 +124,25 @@ mod tests {
         wrapped.normalise();
         assert_eq!(wrapped.in_progress, vec![u32::MAX - 1, u32::MAX, 5]);
         assert_eq!(wrapped.check(), Ok(()));
+    }
+
+    #[test]
+    fn a_running_transaction_that_is_not_listed_is_noticed() {
+        let mut snapshot = snapshot(u32::MAX - 5, 10, &[u32::MAX, 4, 12, u32::MAX - 7]);
+        snapshot.keep_in_range();
+        snapshot.normalise();
+        assert_eq!(snapshot.in_progress, vec![u32::MAX, 4]);
+        assert_eq!(snapshot.check(), Ok(()));
+        for (xid, misses) in [
+            (u32::MAX, false),
+            (4, false),
+            (5, true),
+            (10, false),
+            (11, false),
+            (u32::MAX - 9, true),
+        ] {
+            assert_eq!(snapshot.misses(xid), misses, "{xid}");
+        }
     }
 
     #[test]
