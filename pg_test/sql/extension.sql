@@ -48,7 +48,7 @@ UPDATE parallel_replicas.secret SET secret = 'short';
 CREATE ROLE regress_user;
 SET ROLE regress_user;
 \set code '\\echo SQLSTATE :LAST_ERROR_SQLSTATE'
-CALL parallel_replicas.serve();
+CALL parallel_replicas.serve('\x00');
 :code
 SELECT * FROM parallel_replicas.secret;
 :code
@@ -62,9 +62,9 @@ SELECT parallel_replicas.hostname() <> '' AS "may call";
 RESET ROLE;
 DROP ROLE regress_user;
 
--- serve() cannot be called where a transaction block is open.
+-- serve(bytea) cannot be called where a transaction block is open.
 BEGIN;
-CALL parallel_replicas.serve();
+CALL parallel_replicas.serve('\x00');
 :code
 ROLLBACK;
 

@@ -70,7 +70,10 @@ unsafe extern "C-unwind" fn planner(
             return statement;
         }
         let Some(attempt) = begin(parse, cursor_options) else {
-            return plan_without(parse, query_string, cursor_options, bound_params);
+            let marker = state::push_marker();
+            let statement = plan_without(parse, query_string, cursor_options, bound_params);
+            state::pop_marker(marker);
+            return statement;
         };
         let copy = pg_sys::copyObjectImpl(parse.cast()).cast::<pg_sys::Query>();
         let statement = plan_without(parse, query_string, cursor_options, bound_params);
@@ -108,8 +111,12 @@ fn end_nested(nested: Attempt) {
 }
 
 /// Did the user type this query, so that force may answer with an error? Not if it is planned while
-/// another statement is executed (by a function, a trigger, a foreign key) or belongs to DDL.
+/// another statement is planned or executed (by a function, a trigger, a foreign key) or belongs to
+/// DDL.
 fn is_the_users() -> bool {
+    if state::is_planning() {
+        return false;
+    }
     // SAFETY: the portal that is being executed, if any, with its statements.
     unsafe {
         let portal = pg_sys::ActivePortal;

@@ -137,6 +137,7 @@ pub fn pop(position: usize) -> Option<Planning> {
 
 /// Pushes an entry for a planner call that has nothing to do with replicas.
 pub fn push_marker() -> usize {
+    register_callbacks();
     // SAFETY: reads this backend's transaction state.
     let subtransaction = unsafe { pg_sys::GetCurrentSubTransactionId() };
     STACK.with_borrow_mut(|stack| {
@@ -163,6 +164,11 @@ pub fn with<T>(position: usize, f: impl FnOnce(&mut Planning) -> T) -> Option<T>
         Some(Entry::Attempt(planning)) => Some(f(planning)),
         _ => None,
     })
+}
+
+/// Is any planner call going on that was made while replicas are switched on?
+pub fn is_planning() -> bool {
+    STACK.with_borrow(|stack| !stack.is_empty())
 }
 
 /// May the innermost planner call use replicas?

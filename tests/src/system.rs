@@ -57,6 +57,8 @@ impl Installation {
         };
         command.current_dir(base);
         without_pg_variables(&mut command);
+        // pgrx would print backtraces into the details of errors.
+        command.env_remove("RUST_BACKTRACE");
         command
     }
 
