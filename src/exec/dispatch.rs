@@ -39,9 +39,17 @@ pub struct Shared {
     pub pool_limits: PoolLimits,
     stall_us: u64,
     replay_wait_us: u64,
+    first_replica: u16,
+    names: Vec<String>,
 }
 
 impl Shared {
+    /// The name of the replica with this number, for messages.
+    pub fn replica_name(&self, number: u16) -> &str {
+        let index = usize::from(number.saturating_sub(self.first_replica));
+        self.names.get(index).map_or("", String::as_str)
+    }
+
     /// From now, when silence is a failure.
     pub fn silence_deadline(&self) -> u64 {
         now_micros() + self.stall_us
@@ -56,7 +64,6 @@ impl Shared {
 pub struct Dispatch {
     pub links: Vec<Link>,
     pub shared: Shared,
-    first_replica: u16,
 }
 
 /// How long links may take to end in order.
@@ -98,6 +105,11 @@ impl Dispatch {
             },
             stall_us: settings::stall_timeout_ms() * 1000,
             replay_wait_us: settings::replay_wait_timeout_ms() * 1000,
+            first_replica,
+            names: replicas
+                .iter()
+                .map(|replica| replica.name.clone())
+                .collect(),
         };
         let known = cluster::all_replicas();
         let mut links = Vec::with_capacity(replicas.len() * per_replica);
@@ -120,11 +132,7 @@ impl Dispatch {
                 );
             }
         }
-        Dispatch {
-            links,
-            shared,
-            first_replica,
-        }
+        Dispatch { links, shared }
     }
 
     /// Serves every link without waiting. Answers whether anything happened.
@@ -169,7 +177,7 @@ impl Dispatch {
     /// Remembers which servers could not be reached, so that the next queries do not try at once.
     fn remember_health(&self, replicas: &[PlannedReplica]) {
         for (index, planned) in replicas.iter().enumerate() {
-            let number = self.first_replica + index as u16;
+            let number = self.shared.first_replica + index as u16;
             let mut links = self
                 .links
                 .iter()

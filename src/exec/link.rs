@@ -599,7 +599,23 @@ impl Link {
             }
             Failure::Infrastructure(why) => Outcome::Unavailable(why),
         };
+        self.log(shared);
         self.close(shared);
+    }
+
+    /// Tells the server's log what became of the link.
+    fn log(&self, shared: &Shared) {
+        let name = shared.replica_name(self.replica);
+        match &self.outcome {
+            Outcome::Lost(why) => pgrx::log!("replica \"{name}\" was lost: {why}"),
+            Outcome::Refused(refusal) => pgrx::log!(
+                "replica \"{name}\" refused to take part: {} ({})",
+                refusal.reason,
+                refusal.detail
+            ),
+            Outcome::Unavailable(why) => pgrx::log!("replica \"{name}\" was unavailable: {why}"),
+            Outcome::Running | Outcome::Done | Outcome::Unused | Outcome::Stopped => {}
+        }
     }
 
     /// Gives back whatever was not delivered and lets go of the connection.

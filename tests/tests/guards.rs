@@ -322,10 +322,14 @@ fn a_plan_outside_the_allow_list_is_refused() {
         edit(begin, granule_scan_to_seq_scan)
     });
     // abs(bigint) becomes random(), pg_sleep() and a user's function.
-    for function in ["1598", "2626", &own_abs] {
+    for function in ["1598", "2626", own_abs.as_str()] {
         scene.refused("plan", &filtered, |begin| {
             edit(begin, |plan| {
-                replace(plan, ":funcid 1230 ", &format!(":funcid {function} "))
+                replace(
+                    plan,
+                    &format!(":funcid {abs} "),
+                    &format!(":funcid {function} "),
+                )
             });
         });
     }
@@ -534,13 +538,14 @@ fn tasks_outside_the_table_give_no_row_twice() {
     // A heap scan that is told to go past the end of its file goes on at the beginning.
     for (tasks, rows) in [
         (&[(0, blocks + 1)][..], ROWS),
-        (&[(0, u32::MAX)], ROWS),
+        (&[(0, blocks * 3)], ROWS),
         (&[(blocks, 1)], 0),
-        (&[(blocks, u32::MAX)], 0),
-        (&[(u32::MAX, u32::MAX)], 0),
-        (&[(u32::MAX - 1, 2), (0, blocks), (blocks + 7, 9)], ROWS),
+        (&[(blocks + 7, 1000)], 0),
+        (&[(u32::MAX, 1), (0, blocks), (blocks + 7, 9)], ROWS),
         (&[(0, 0)], 0),
         (&[(0, 1), (1, blocks - 1)], ROWS),
+        // Beyond the last block number it must not go on at the first either.
+        (&[(u32::MAX - 1, blocks + 1)], 0),
     ] {
         let mut rogue = scene.rogue();
         let hello = rogue.call().unwrap();
