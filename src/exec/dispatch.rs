@@ -195,8 +195,20 @@ impl Dispatch {
         }
     }
 
+    /// Waits for the latch, a link's socket or deadline, at most `most_ms`.
+    pub fn wait(&mut self, most_ms: u64, wait_event: u32) {
+        wait::latch_or_sockets(
+            &self.interests(),
+            self.timeout_ms().min(most_ms),
+            wait_event,
+        );
+        for link in &mut self.links {
+            link.has_been_waited_for();
+        }
+    }
+
     /// Sockets to wait for.
-    pub fn interests(&self) -> Vec<wait::Interest> {
+    fn interests(&self) -> Vec<wait::Interest> {
         self.links
             .iter()
             .filter_map(Link::interest)
@@ -205,7 +217,7 @@ impl Dispatch {
     }
 
     /// Milliseconds until a link has to be looked at even if nothing comes.
-    pub fn timeout_ms(&self) -> u64 {
+    fn timeout_ms(&self) -> u64 {
         let now = now_micros();
         self.links
             .iter()
@@ -231,8 +243,7 @@ impl Dispatch {
             if now >= deadline {
                 break;
             }
-            let left_ms = (deadline - now) / 1000 + 1;
-            wait::latch_or_sockets(&self.interests(), left_ms, pg_sys::PG_WAIT_EXTENSION);
+            self.wait((deadline - now) / 1000 + 1, pg_sys::PG_WAIT_EXTENSION);
         }
         for link in &mut self.links {
             link.abandon(&mut self.shared);

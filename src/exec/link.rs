@@ -166,6 +166,11 @@ impl Link {
             .then_some(self.deadline)
     }
 
+    /// The time until now was spent on waiting, for this link among others.
+    pub fn has_been_waited_for(&mut self) {
+        self.last_served = now_micros();
+    }
+
     /// Does whatever can be done without waiting. Answers whether anything happened.
     pub fn service(&mut self, shared: &mut Shared) -> bool {
         if self.phase == Phase::Closed || self.is_throttled() {
@@ -662,19 +667,19 @@ impl Link {
         } else {
             Outcome::Unused
         };
-        let told = match (self.phase, self.lease.and_then(pool::get)) {
-            (_, None) => false,
-            (Phase::Connecting, Some(_)) => {
-                self.phase = Phase::Closed;
-                self.release(shared);
-                true
-            }
-            // Nothing can be said before the replica has answered the CALL.
-            (Phase::Calling, Some(_)) => true,
-            (_, Some(mut connection)) => {
-                self.tell_to_stop(&mut connection).is_ok() && connection.flush().is_ok()
-            }
-        };
+        if self.phase == Phase::Connecting {
+            self.phase = Phase::Closed;
+            self.release(shared);
+            return;
+        }
+        // Before the replica has answered the CALL nothing can be said; `service` does it then.
+        let told = self.phase == Phase::Calling
+            || self
+                .lease
+                .and_then(pool::get)
+                .is_some_and(|mut connection| {
+                    self.tell_to_stop(&mut connection).is_ok() && connection.flush().is_ok()
+                });
         self.pending.clear();
         self.outstanding.clear();
         if !told {

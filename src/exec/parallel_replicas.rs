@@ -389,19 +389,11 @@ pub unsafe extern "C-unwind" fn next_step(node: *mut ParallelReplicasState) -> N
 /// Waits until a worker, a link or an interrupt has something.
 #[pgrx::pg_guard]
 pub unsafe extern "C-unwind" fn wait_for_events(node: *mut ParallelReplicasState) {
+    const EVENT: u32 = pg_sys::WaitEventIPC::WAIT_EVENT_EXECUTE_GATHER;
     // SAFETY: the state is ours.
-    unsafe {
-        let state = &*(*node).state;
-        match &state.dispatch {
-            Some(dispatch) => wait::latch_or_sockets(
-                &dispatch.interests(),
-                dispatch.timeout_ms(),
-                pg_sys::WaitEventIPC::WAIT_EVENT_EXECUTE_GATHER,
-            ),
-            None => {
-                wait::latch_or_sockets(&[], 60_000, pg_sys::WaitEventIPC::WAIT_EVENT_EXECUTE_GATHER)
-            }
-        }
+    match unsafe { &mut (*(*node).state).dispatch } {
+        Some(dispatch) => dispatch.wait(60_000, EVENT),
+        None => wait::latch_or_sockets(&[], 60_000, EVENT),
     }
 }
 
@@ -459,21 +451,40 @@ unsafe fn stop_links(node: *mut ParallelReplicasState) {
 unsafe extern "C-unwind" fn stop_links_guarded(node: *mut ParallelReplicasState) {
     // SAFETY: the state is ours.
     unsafe {
+        if (*(*node).state).has_company() {
+            stop_links(node);
+        }
         merge::end(&mut *(*node).state);
-        stop_links(node);
     }
 }
 
-/// Stops everybody; called at the end of the query, or when it needs no more rows.
+/// Stops everybody; called at the end of the query, when it needs no more rows, and after every
+/// portion of a query that is executed in portions. The latter is never done in parallel mode: then
+/// there is nobody to stop, and the leader's own state must stay.
 unsafe extern "C-unwind" fn shutdown_custom_scan(css: *mut pg_sys::CustomScanState) {
     // SAFETY: the state is ours; nothing with a destructor lives here.
     unsafe {
         let node = css.cast::<ParallelReplicasState>();
-        let state = (*node).state;
-        stop_links_guarded(node);
-        local::finish(state);
-        forget_shared_tasks(node);
-        local::cleanup(state);
+        if (*(*node).state).has_company() {
+            let state = (*node).state;
+            stop_links_guarded(node);
+            local::finish(state);
+            forget_shared_tasks(node);
+            local::cleanup(state);
+        } else {
+            summarise(node);
+        }
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn summarise(node: *mut ParallelReplicasState) {
+    // SAFETY: the state is ours.
+    unsafe {
+        let state = &mut *(*node).state;
+        if state.started {
+            state.summarise();
+        }
     }
 }
 
@@ -495,6 +506,7 @@ unsafe extern "C-unwind" fn end_custom_scan(css: *mut pg_sys::CustomScanState) {
     unsafe {
         ffi::exec_end_node((*css).ss.ps.lefttree);
         shutdown_custom_scan(css);
+        stop_links_guarded(css.cast());
     }
 }
 

@@ -157,9 +157,10 @@ unsafe fn expand(in_progress: &mut Vec<u32>, xmin: u32, xmax: u32) -> Result<(),
         let id = pg_sys::TransactionId::from(xid);
         // SAFETY: as the caller says; the commit log reaches as far back as any snapshot.
         let running = unsafe {
+            // The commit log first: a transaction that has ended by then has its parent recorded.
+            let ended = pg_sys::TransactionIdDidCommit(id) || pg_sys::TransactionIdDidAbort(id);
             let top = pg_sys::SubTransGetTopmostTransaction(id).into_inner();
-            known.contains(&top)
-                || !(pg_sys::TransactionIdDidCommit(id) || pg_sys::TransactionIdDidAbort(id))
+            !ended || known.contains(&top)
         };
         if running {
             in_progress.push(xid);

@@ -108,6 +108,11 @@ impl State {
         }
     }
 
+    /// Do local workers or links take part?
+    pub fn has_company(&self) -> bool {
+        self.dispatch.is_some() || !self.pei.is_null()
+    }
+
     pub fn is_ordered(&self) -> bool {
         !self.private.merge.is_empty()
     }

@@ -29,6 +29,7 @@ unsafe extern "C-unwind" fn explain_one_query(
     environment: *mut pg_sys::QueryEnvironment,
 ) {
     state::set_last_refused(None);
+    state::set_explained(true);
     // SAFETY: PostgreSQL's own arguments; no destructor lives across the unguarded calls.
     unsafe {
         match PREVIOUS {

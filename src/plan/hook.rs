@@ -62,6 +62,7 @@ unsafe extern "C-unwind" fn planner(
     // calls (`Attempt` is plain numbers).
     unsafe {
         if settings::mode() == Mode::Off {
+            state::set_explained(false);
             return plan_without(parse, query_string, cursor_options, bound_params);
         }
         if let Some(nested) = begin_nested() {
@@ -80,7 +81,10 @@ unsafe extern "C-unwind" fn planner(
         if finish(attempt, statement) {
             return statement;
         }
-        plan_without(copy, query_string, cursor_options, bound_params)
+        let marker = state::push_marker();
+        let statement = plan_without(copy, query_string, cursor_options, bound_params);
+        state::pop_marker(marker);
+        statement
     }
 }
 
@@ -117,6 +121,9 @@ fn is_the_users() -> bool {
     if state::is_planning() {
         return false;
     }
+    if state::take_explained() {
+        return true;
+    }
     // SAFETY: the portal that is being executed, if any, with its statements.
     unsafe {
         let portal = pg_sys::ActivePortal;
@@ -126,11 +133,7 @@ fn is_the_users() -> bool {
         let mut statements = items::<pg_sys::PlannedStmt>((*portal).stmts);
         statements.next().is_some_and(|statement| {
             let utility = (*statement).utilityStmt;
-            !utility.is_null()
-                && matches!(
-                    (*utility).type_,
-                    pg_sys::NodeTag::T_ExplainStmt | pg_sys::NodeTag::T_ExecuteStmt
-                )
+            !utility.is_null() && (*utility).type_ == pg_sys::NodeTag::T_ExecuteStmt
         })
     }
 }
@@ -141,6 +144,8 @@ fn is_the_users() -> bool {
 /// `parse` is the query to be planned.
 unsafe fn begin(parse: *mut pg_sys::Query, cursor_options: c_int) -> Option<Attempt> {
     let force = settings::mode() == Mode::Force;
+    let strict = force && is_the_users();
+    state::set_explained(false);
     state::set_last_refused(None);
     // SAFETY: as the caller says.
     unsafe {
@@ -166,7 +171,7 @@ unsafe fn begin(parse: *mut pg_sys::Query, cursor_options: c_int) -> Option<Atte
     if replicas.is_empty() && !force {
         return None;
     }
-    Some(prepare(force, replicas))
+    Some(prepare(force, strict, replicas))
 }
 
 /// What the planner is made to see differently while replicas are considered.
@@ -184,7 +189,7 @@ fn saved_settings() -> Rc<[(&'static CStr, CString)]> {
         .collect()
 }
 
-fn prepare(force: bool, replicas: Rc<[Replica]>) -> Attempt {
+fn prepare(force: bool, strict: bool, replicas: Rc<[Replica]>) -> Attempt {
     let available = replicas.len();
     let links_per_replica = settings::links_per_replica();
     // The hash takes 256 participants, the task state 8192 processes.
@@ -194,7 +199,7 @@ fn prepare(force: bool, replicas: Rc<[Replica]>) -> Attempt {
     let local_workers_limit = unsafe { pg_sys::max_parallel_workers_per_gather };
     let position = state::push(Start {
         force,
-        strict: force && is_the_users(),
+        strict,
         saved_settings: saved_settings(),
         replicas,
         replicas_used,

@@ -83,6 +83,8 @@ pub fn replicas_for(rows: f64, most: usize) -> usize {
 
 thread_local! {
     static STACK: RefCell<Vec<Entry>> = const { RefCell::new(Vec::new()) };
+    /// The next query to be planned is the one that EXPLAIN was asked about.
+    static EXPLAINED: Cell<bool> = const { Cell::new(false) };
     static DISABLED: Cell<bool> = const { Cell::new(false) };
     static CALLBACKS: Cell<bool> = const { Cell::new(false) };
     /// Why the statement planned last had to do without replicas, for EXPLAIN.
@@ -183,6 +185,14 @@ pub fn disable(disabled: bool) {
 
 pub fn is_disabled() -> bool {
     DISABLED.get()
+}
+
+pub fn set_explained(explained: bool) {
+    EXPLAINED.set(explained);
+}
+
+pub fn take_explained() -> bool {
+    EXPLAINED.take()
 }
 
 pub fn set_last_refused(refused: Option<Refused>) {

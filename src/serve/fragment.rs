@@ -43,6 +43,7 @@ struct Session {
     rows: u64,
     blocks: u64,
     waited_us: u64,
+    last_spoke: u64,
 }
 
 thread_local! {
@@ -433,11 +434,28 @@ fn next_frame() -> ToReplica {
     copy_both::receive(true).unwrap_or(ToReplica::Stop)
 }
 
+/// Tells the coordinator once a second that the work goes on.
+fn show_life() {
+    const INTERVAL_US: u64 = 1_000_000;
+    let now = now_micros();
+    let due = SESSION.with_borrow_mut(|session| {
+        let due = now.saturating_sub(session.last_spoke) > INTERVAL_US;
+        if due {
+            session.last_spoke = now;
+        }
+        due
+    });
+    if due {
+        copy_both::send(&ToCoordinator::Progress);
+    }
+}
+
 /// Has the coordinator said that it wants no more? Looks, without waiting, at what has arrived.
 fn is_stopped() -> bool {
     if SESSION.with_borrow(|session| session.stopped) {
         return true;
     }
+    show_life();
     while let Some(frame) = copy_both::receive(false) {
         SESSION.with_borrow_mut(|session| match frame {
             ToReplica::Stop => session.stopped = true,

@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-use rustix::process::{Pid, Signal, geteuid, kill_process, test_kill_process};
+pub use rustix::process::Signal;
+use rustix::process::{Pid, geteuid, kill_process, test_kill_process};
 
 /// The user that owns the servers when the harness runs as root (Debian's package creates it).
 const SERVER_USER: &str = "postgres";

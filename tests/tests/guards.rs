@@ -315,7 +315,11 @@ fn a_plan_outside_the_allow_list_is_refused() {
     let mut scene = Scene::new();
     let plain = scene.proven("SELECT id FROM t", ROWS);
     let filtered = scene.proven("SELECT id FROM t WHERE abs(v) >= 0", ROWS);
-    let own_abs = text(&mut scene.observer, "SELECT 'own_abs'::regproc::oid::text");
+    let mut oid = |name: &str| {
+        let query = format!("SELECT '{name}(bigint)'::regprocedure::oid::text");
+        text(&mut scene.observer, &query)
+    };
+    let (abs, own_abs) = (oid("abs"), oid("own_abs"));
 
     // A leading scan that is not split would give each row once per participant.
     scene.refused("plan", &plain, |begin| {

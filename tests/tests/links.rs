@@ -1,0 +1,87 @@
+//! Connections to replicas: kept between queries, bounded in number, gone with the session.
+
+use parallel_replicas_tests::{Cluster, PRIMARY, SOON, text, wait_until};
+
+/// Backends of links on a standby.
+fn link_backends(cluster: &Cluster, node: usize) -> i64 {
+    let mut client = cluster.connect(node);
+    let query = "SELECT count(*)::text FROM pg_stat_activity
+                 WHERE application_name = 'parallel_replicas' AND backend_type = 'client backend'";
+    text(&mut client, query).parse().expect("a number")
+}
+
+#[test]
+fn a_session_of_short_queries_keeps_its_connections() {
+    const QUERIES: usize = 100;
+    let cluster = Cluster::builder()
+        .standbys(1)
+        .setting("log_connections", "on")
+        .start();
+    cluster.register_replicas();
+    cluster.psql(
+        PRIMARY,
+        "CREATE TABLE t AS SELECT generate_series(1, 1000) AS i; ANALYZE t",
+    );
+    cluster.wait_all_caught_up();
+    let mut client = cluster.connect(PRIMARY);
+    client
+        .batch_execute("SET enable_parallel_replicas = 2")
+        .unwrap();
+    let before = cluster.log(1).matches("connection received").count();
+    for _ in 0..QUERIES {
+        assert_eq!(text(&mut client, "SELECT count(*)::text FROM t"), "1000");
+    }
+    let made = cluster.log(1).matches("connection received").count() - before;
+    assert!(made <= 20, "{made} connections for {QUERIES} queries");
+    assert!(link_backends(&cluster, 1) <= 2);
+    drop(client);
+    wait_until(SOON, "the links end with their session", || {
+        link_backends(&cluster, 1) == 0
+    });
+}
+
+/// A process that stops in the middle of its work costs the query the stall timeout, not for ever.
+#[test]
+fn a_replica_that_stalls_is_given_up() {
+    let cluster = Cluster::builder()
+        .standbys(2)
+        .setting("parallel_replicas.stall_timeout", "2s")
+        .setting("parallel_replicas.granule_blocks", "8")
+        .start();
+    cluster.register_replicas();
+    cluster.psql(
+        PRIMARY,
+        "CREATE TABLE t AS SELECT i, repeat('x', 100) AS pad FROM generate_series(1, 200000) i;
+         ANALYZE t",
+    );
+    cluster.wait_all_caught_up();
+    let mut client = cluster.connect(PRIMARY);
+    client
+        .batch_execute(
+            "SET enable_parallel_replicas = 2; SET parallel_replicas_local_plan = off;
+             SET parallel_replicas.connect_timeout = '20s'; SET statement_timeout = '60s'",
+        )
+        .unwrap();
+    let query = "SELECT sum(length(repeat(pad, 200)))::text FROM t";
+    let expected = (200_000_i64 * 100 * 200).to_string();
+    assert_eq!(text(&mut client, query), expected);
+    let running = {
+        let query = query.to_owned();
+        std::thread::spawn(move || text(&mut client, &query))
+    };
+    let mut observer = cluster.connect(1);
+    let mut pid = String::new();
+    wait_until(SOON, "a link works", || {
+        pid = text(
+            &mut observer,
+            "SELECT coalesce(min(pid), 0)::text FROM pg_stat_activity
+             WHERE application_name = 'parallel_replicas' AND state = 'active'",
+        );
+        pid != "0"
+    });
+    let pid: i32 = pid.parse().expect("a process id");
+    parallel_replicas_tests::system::signal(pid, parallel_replicas_tests::system::Signal::STOP);
+    let answer = running.join();
+    parallel_replicas_tests::system::signal(pid, parallel_replicas_tests::system::Signal::CONT);
+    assert_eq!(answer.expect("the query succeeds"), expected);
+}
