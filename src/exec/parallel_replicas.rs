@@ -482,7 +482,8 @@ unsafe extern "C-unwind" fn summarise(node: *mut ParallelReplicasState) {
     // SAFETY: the state is ours.
     unsafe {
         let state = &mut *(*node).state;
-        if state.started {
+        // What replicas did was summed up when they were let go.
+        if state.started && (state.summary.is_none() || state.refused.is_some()) {
             state.summarise();
         }
     }
