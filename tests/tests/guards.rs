@@ -689,7 +689,7 @@ fn a_message_of_impossible_length_ends_its_own_session_only() {
     ] {
         let mut rogue = scene.rogue();
         rogue.call().unwrap();
-        rogue.raw(&[b'd']);
+        rogue.raw(b"d");
         rogue.raw(&length.to_be_bytes());
         rogue.raw(&[0; 64]);
         assert!(
