@@ -145,7 +145,7 @@ fn core_does_not_know_postgresql() {
 
 #[test]
 fn every_file_says_what_it_is_and_stays_readable() {
-    const LINES_MAX: usize = 700;
+    const LINES_MAX: usize = 800;
     for file in all_rust_files() {
         let text = read(&file);
         assert!(
