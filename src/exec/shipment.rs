@@ -124,12 +124,32 @@ unsafe fn wire_snapshot(snapshot: pg_sys::Snapshot) -> Result<WireSnapshot, Refu
             xmax,
             xmax_epoch: epoch,
             in_progress,
+            vacuums: vacuums(),
             own_xid_assigned: proc::own_xid().is_some(),
             incomplete: false,
         };
         wire.keep_in_range();
         wire.normalise();
         Ok(wire)
+    }
+}
+
+/// Transaction ids of lazy VACUUMs that are in progress now. One that had an id before the snapshot
+/// was taken and has ended since has its end in the WAL before the position that is read next.
+fn vacuums() -> Vec<u32> {
+    // SAFETY: the process array lives as long as the server; flags and ids are read one by one, and
+    // an id that changes meanwhile belongs to a transaction that the snapshot does not reach.
+    unsafe {
+        let all = &*pg_sys::ProcGlobal;
+        (0..all.allProcCount as usize)
+            .map(|index| all.allProcs.add(index))
+            .filter(|proc| {
+                let flags = std::ptr::read_volatile(&raw const (**proc).statusFlags);
+                u32::from(flags) & pg_sys::PROC_IN_VACUUM != 0
+            })
+            .map(|proc| std::ptr::read_volatile(&raw const (*proc).xid).into_inner())
+            .filter(|xid| *xid >= parallel_replicas_core::snapshot::FIRST_NORMAL_XID)
+            .collect()
     }
 }
 

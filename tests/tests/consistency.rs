@@ -281,6 +281,40 @@ fn a_subtransaction_that_is_younger_than_the_snapshot_is_no_obstacle() {
 }
 
 #[test]
+fn a_vacuum_that_waits_to_truncate_is_no_obstacle() {
+    // VACUUM takes a transaction id before it asks for the lock to truncate, because the standbys
+    // have to know of that lock; it tries for five seconds (VACUUM_TRUNCATE_LOCK_TIMEOUT in
+    // vacuumlazy.c). PostgreSQL leaves the id out of all snapshots (GetSnapshotData), while a standby
+    // takes it for one in progress like any other.
+    let cluster = scene(1, &[]);
+    let mut reader = forced(&cluster);
+    cluster.psql(
+        PRIMARY,
+        "CREATE TABLE big AS SELECT i AS id, repeat('x', 500) AS pad FROM generate_series(1, 50000) i;
+         DELETE FROM big",
+    );
+    let mut holder = cluster.connect(PRIMARY);
+    holder
+        .batch_execute("BEGIN; LOCK TABLE big IN ACCESS SHARE MODE")
+        .unwrap();
+    let mut vacuum = cluster.connect(PRIMARY);
+    let vacuum = thread::spawn(move || vacuum.batch_execute("VACUUM big"));
+    let mut observer = cluster.connect(PRIMARY);
+    wait_until(SOON, "VACUUM waits for the lock", || {
+        text(
+            &mut observer,
+            "SELECT count(*)::text FROM pg_stat_activity WHERE wait_event = 'VacuumTruncate'",
+        ) != "0"
+    });
+    cluster.psql(PRIMARY, "INSERT INTO other VALUES (1)");
+    assert_eq!(count_by_replicas(&cluster, &mut reader), ROWS);
+    assert!(!vacuum.is_finished(), "VACUUM was over too soon");
+    vacuum.join().unwrap().unwrap();
+    holder.batch_execute("COMMIT").unwrap();
+    damage_check(&cluster);
+}
+
+#[test]
 fn a_commit_that_is_not_flushed_yet_is_seen() {
     let cluster = scene(1, &[("wal_writer_delay", "10s")]);
     let mut reader = forced(&cluster);

@@ -348,12 +348,6 @@ fn a_plan_outside_the_allow_list_is_refused() {
         });
     });
     scene.refused("plan", &plain, |begin| begin.relations.clear());
-    scene.refused("plan", &plain, |begin| {
-        begin.exec_parameters = vec![ExecParameter {
-            id: 99,
-            datum: vec![0; 16],
-        }];
-    });
     // Text that is no plan may end in an error of the parser, but in no more than that.
     // (A truncated one is not tried: PostgreSQL's reader trusts its text, which is why the text is
     // authenticated.)
@@ -371,6 +365,19 @@ fn a_plan_outside_the_allow_list_is_refused() {
         );
         scene.nothing_left(&mut rogue);
     }
+    scene.end();
+}
+
+#[test]
+fn an_unknown_parameter_is_refused_and_the_executor_is_ended() {
+    let mut scene = Scene::new();
+    let begin = scene.proven("SELECT id FROM t", ROWS);
+    scene.refused("plan", &begin, |begin| {
+        begin.exec_parameters = vec![ExecParameter {
+            id: 99,
+            datum: vec![0; 16],
+        }];
+    });
     scene.end();
 }
 

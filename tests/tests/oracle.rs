@@ -23,7 +23,7 @@ const FORCED: [&str; 2] = [
 
 /// Least number of corpus queries in which replicas contribute rows or granules: nine in ten of
 /// those that are not refused.
-const LEAST_USED: usize = 430;
+const LEAST_USED: usize = 450;
 
 /// The same for TPC-H.
 const LEAST_USED_TPCH: usize = 20;
@@ -231,7 +231,9 @@ fn corpus_queries_over_changing_tables_give_the_same_rows_with_replicas() {
     let (mut equal, mut with_replicas, mut refused) = (0, 0, 0);
     let mut wrong = String::new();
     let queries = corpus::queries().into_iter().filter(changing);
-    for query in queries.step_by(EVERY) {
+    for mut query in queries.step_by(EVERY) {
+        // The writers' rows have equal keys and nulls, so that no order is total.
+        query.ordered = false;
         match judge(&mut client, &search_path, &query) {
             Verdict::Equal { used } => {
                 equal += 1;

@@ -22,6 +22,9 @@ pub struct WireSnapshot {
     /// All transactions in progress in `[xmin, xmax)`, sub-transactions included, ascending in
     /// transaction-id order, without duplicates.
     pub in_progress: Vec<u32>,
+    /// Ids of lazy VACUUMs in progress. PostgreSQL leaves them out of all snapshots, because they
+    /// write no rows; a standby takes them for transactions in progress like any other.
+    pub vacuums: Vec<u32>,
     /// The coordinator had no transaction id of its own when the snapshot was shipped.
     pub own_xid_assigned: bool,
     /// The coordinator's snapshot had lost sub-transactions and could not be completed. Always
@@ -57,6 +60,9 @@ impl WireSnapshot {
     /// running, and is it not? Everything that the snapshot takes to have ended has been replayed as
     /// ended, so a running one that is missing shows that the snapshot is incomplete.
     pub fn misses(&self, running: u32) -> bool {
+        if self.vacuums.contains(&running) {
+            return false;
+        }
         let offset = running.wrapping_sub(self.xmin);
         if xid_precedes(running, self.xmin) {
             return true;
@@ -113,6 +119,7 @@ mod tests {
             xmax,
             xmax_epoch: 0,
             in_progress: in_progress.to_vec(),
+            vacuums: Vec::new(),
             own_xid_assigned: false,
             incomplete: false,
         }
@@ -143,6 +150,8 @@ mod tests {
         ] {
             assert_eq!(snapshot.misses(xid), misses, "{xid}");
         }
+        snapshot.vacuums = vec![5];
+        assert!(!snapshot.misses(5));
     }
 
     #[test]
