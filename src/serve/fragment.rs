@@ -154,7 +154,7 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
             begin.instrument,
         );
         pg_sys::ExecutorStart(query, 0);
-        restore_exec_parameters(begin, query)?;
+        restore_exec_parameters(begin, query);
         let mut scans = Vec::new();
         collect_scans((*query).planstate, &mut scans);
         for (index, scan) in scans.iter().enumerate() {
@@ -219,6 +219,19 @@ unsafe fn read_plan(begin: &Begin) -> Result<*mut pg_sys::PlannedStmt, Refusal> 
         {
             return Err(guards::refusal("plan", "the plan is not a plain SELECT"));
         }
+        let types = (*statement).paramExecTypes;
+        let count = if types.is_null() {
+            0
+        } else {
+            (*types).length as u32
+        };
+        if begin
+            .exec_parameters
+            .iter()
+            .any(|parameter| parameter.id >= count)
+        {
+            return Err(guards::refusal("plan", "a parameter has an unknown number"));
+        }
         let fragment = (*statement).planTree;
         let params: Vec<i32> = plan::members((*fragment).extParam);
         let findings = shippable::fragment(fragment, (*statement).rtable, &params, -1)
@@ -265,23 +278,11 @@ unsafe fn restore_parameters(begin: &Begin) -> pg_sys::ParamListInfo {
 }
 
 /// # Safety
-/// `query` has been started.
-unsafe fn restore_exec_parameters(
-    begin: &Begin,
-    query: *mut pg_sys::QueryDesc,
-) -> Result<(), Refusal> {
-    // SAFETY: as the caller says; numbers are checked against the plan's own count.
+/// `query` has been started; the parameters' numbers were checked against its plan.
+unsafe fn restore_exec_parameters(begin: &Begin, query: *mut pg_sys::QueryDesc) {
+    // SAFETY: as the caller says.
     unsafe {
-        let types = (*(*query).plannedstmt).paramExecTypes;
-        let count = if types.is_null() {
-            0
-        } else {
-            (*types).length as u32
-        };
         for parameter in &begin.exec_parameters {
-            if parameter.id >= count {
-                return Err(guards::refusal("plan", "a parameter has an unknown number"));
-            }
             let mut bytes = parameter.datum.clone();
             let mut cursor = bytes.as_mut_ptr().cast();
             let value = (*(*query).estate)
@@ -293,7 +294,6 @@ unsafe fn restore_exec_parameters(
             pg_sys::MemoryContextSwitchTo(old);
         }
     }
-    Ok(())
 }
 
 /// Runs the plan to its end. Unguarded inside, so that a row costs no more than it must.
