@@ -557,46 +557,6 @@ fn a_replica_that_freezes_costs_the_query_nothing_but_time() {
 }
 
 #[test]
-fn a_replica_that_freezes_after_its_last_task_costs_the_query_nothing_but_time() {
-    let mut cluster = scene(2, &[]);
-    let mut client = forced(&cluster);
-    client
-        .batch_execute(
-            "SET parallel_replicas.stall_timeout = '2s'; SET statement_timeout = '60s';
-             SET work_mem = '256MB'",
-        )
-        .unwrap();
-    // Long equal beginnings make each comparison slow: the replicas sort for seconds after they
-    // have read everything.
-    let sorted = "SELECT id FROM t ORDER BY (repeat('x', 2000) || id) COLLATE \"und-x-icu\"";
-    let expected = thread::scope(|scope| {
-        let mut alone = cluster.connect(PRIMARY);
-        scope
-            .spawn(move || Rows::fetch(&mut alone, sorted).unwrap())
-            .join()
-            .unwrap()
-    });
-    let query = thread::spawn(move || Rows::fetch(&mut client, sorted));
-    wait_serving(&cluster, 1);
-    // Time spent on requests for tasks no longer grows.
-    let (mut last, mut looks) = (0, 0);
-    wait_until(SOON, "all tasks are done", || {
-        let now = event(&cluster, "HandleRequestMicroseconds");
-        looks = if now == last && now > 0 { looks + 1 } else { 0 };
-        last = now;
-        looks >= 20 || query.is_finished()
-    });
-    assert!(!query.is_finished(), "the sort was over too soon");
-    cluster.sigstop(1);
-    let rows = query.join().unwrap();
-    cluster.sigcont(1);
-    let rows = rows.expect("the query succeeds without the frozen replica");
-    assert_eq!(expected.difference(&rows, true), None);
-    assert!(event(&cluster, "LostCount") > 0, "no link was lost");
-    damage_check(&cluster);
-}
-
-#[test]
 fn all_replicas_may_die() {
     let mut cluster = scene(2, &[]);
     let query = slow_in_background(&cluster, "");
