@@ -316,8 +316,13 @@ unsafe fn next_link_granule(node: *mut GranuleScanState, source: LinkSource) -> 
         }
         if (*node).link_blocks_left == 0 {
             let task = source((*node).scan_index)?;
+            // No row that the snapshot sees is beyond this server's own end of the table.
+            let present = pg_sys::RelationGetNumberOfBlocksInFork(
+                (*node).css.ss.ss_currentRelation,
+                pg_sys::ForkNumber::MAIN_FORKNUM,
+            );
             (*node).link_next_block = task.start_block;
-            (*node).link_blocks_left = task.blocks;
+            (*node).link_blocks_left = task.blocks.min(present.saturating_sub(task.start_block));
         }
         let start = (*node).link_next_block;
         let blocks = (*node).granule_blocks.min((*node).link_blocks_left);
