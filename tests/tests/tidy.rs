@@ -37,7 +37,7 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ("pg", vec![]),
         ("settings", vec![]),
         ("error", vec![]),
-        ("secret", vec![]),
+        ("secret", vec!["error"]),
         ("shm", vec!["pg", "settings"]),
         ("net", vec!["pg", "error"]),
         ("cluster", vec!["net", "pg"]),
