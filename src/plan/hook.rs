@@ -70,6 +70,12 @@ unsafe extern "C-unwind" fn planner(
             end_nested(nested);
             return statement;
         }
+        if settings::mode() == Mode::On
+            && !state::is_explained()
+            && is_candidate(parse, cursor_options, false)
+        {
+            return plan_plainly_first(parse, query_string, cursor_options, bound_params);
+        }
         let Some(attempt) = begin(parse, cursor_options) else {
             let marker = state::push_marker();
             let statement = plan_without(parse, query_string, cursor_options, bound_params);
@@ -85,6 +91,39 @@ unsafe extern "C-unwind" fn planner(
         let statement = plan_without(copy, query_string, cursor_options, bound_params);
         state::pop_marker(marker);
         statement
+    }
+}
+
+/// A plan that costs less than starting on replicas alone cannot be beaten, and most queries that
+/// touch a large table are like that: they read a few of its rows. Only dearer ones are planned again
+/// with replicas in mind. EXPLAIN does not come here, because it tells the reason.
+///
+/// # Safety
+/// The planner's own arguments.
+unsafe fn plan_plainly_first(
+    parse: *mut pg_sys::Query,
+    query_string: *const c_char,
+    cursor_options: c_int,
+    bound_params: pg_sys::ParamListInfo,
+) -> *mut pg_sys::PlannedStmt {
+    // SAFETY: as the caller says; nothing with a destructor lives across the unguarded calls.
+    unsafe {
+        let copy = pg_sys::copyObjectImpl(parse.cast()).cast::<pg_sys::Query>();
+        let marker = state::push_marker();
+        let plain = plan_without(parse, query_string, cursor_options, bound_params);
+        state::pop_marker(marker);
+        if (*(*plain).planTree).total_cost <= pg_sys::parallel_setup_cost + settings::setup_cost() {
+            return plain;
+        }
+        let Some(attempt) = begin(copy, cursor_options) else {
+            return plain;
+        };
+        let statement = plan_without(copy, query_string, cursor_options, bound_params);
+        if finish(attempt, statement) {
+            statement
+        } else {
+            plain
+        }
     }
 }
 
@@ -148,6 +187,22 @@ unsafe fn begin(parse: *mut pg_sys::Query, cursor_options: c_int) -> Option<Atte
     state::set_explained(false);
     state::set_last_refused(None);
     // SAFETY: as the caller says.
+    if !unsafe { is_candidate(parse, cursor_options, force) } {
+        return None;
+    }
+    let replicas = cluster::replicas(&settings::cluster());
+    if replicas.is_empty() && !force {
+        return None;
+    }
+    Some(prepare(force, strict, replicas))
+}
+
+/// Might replicas help? Looks at the kind of statement and the size of its tables.
+///
+/// # Safety
+/// `parse` is the query to be planned.
+unsafe fn is_candidate(parse: *mut pg_sys::Query, cursor_options: c_int, force: bool) -> bool {
+    // SAFETY: as the caller says.
     unsafe {
         if (*parse).commandType != pg_sys::CmdType::CMD_SELECT
             || cursor_options & pg_sys::CURSOR_OPT_PARALLEL_OK as c_int == 0
@@ -156,22 +211,15 @@ unsafe fn begin(parse: *mut pg_sys::Query, cursor_options: c_int) -> Option<Atte
             || proc::is_parallel_worker()
             || state::is_disabled()
         {
-            return None;
+            return false;
         }
         let least_pages = if force {
             0
         } else {
             pg_sys::min_parallel_table_scan_size.max(1)
         };
-        if !reads_large_table(parse, least_pages as u32) {
-            return None;
-        }
+        reads_large_table(parse, least_pages as u32)
     }
-    let replicas = cluster::replicas(&settings::cluster());
-    if replicas.is_empty() && !force {
-        return None;
-    }
-    Some(prepare(force, strict, replicas))
 }
 
 /// What the planner is made to see differently while replicas are considered.

@@ -191,6 +191,10 @@ pub fn set_explained(explained: bool) {
     EXPLAINED.set(explained);
 }
 
+pub fn is_explained() -> bool {
+    EXPLAINED.get()
+}
+
 pub fn take_explained() -> bool {
     EXPLAINED.take()
 }
