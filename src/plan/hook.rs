@@ -70,11 +70,14 @@ unsafe extern "C-unwind" fn planner(
             end_nested(nested);
             return statement;
         }
-        if settings::mode() == Mode::On
-            && !state::is_explained()
-            && is_candidate(parse, cursor_options, false)
-        {
-            return plan_plainly_first(parse, query_string, cursor_options, bound_params);
+        if settings::mode() == Mode::On && !state::is_explained() {
+            if is_candidate(parse, cursor_options, false) {
+                return plan_plainly_first(parse, query_string, cursor_options, bound_params);
+            }
+            let marker = state::push_marker();
+            let statement = plan_without(parse, query_string, cursor_options, bound_params);
+            state::pop_marker(marker);
+            return statement;
         }
         let Some(attempt) = begin(parse, cursor_options) else {
             let marker = state::push_marker();
