@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs one benchmark on the installed extension; see tests/src/bin/bench.rs. The table goes to the
+# Runs one benchmark on the installed extension; see tests/src/bin/bench. The table goes to the
 # screen, the figures as JSON to target/bench/NAME.json.
 set -euo pipefail
 # shellcheck source=scripts/common.sh

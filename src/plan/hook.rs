@@ -1,21 +1,21 @@
 //! The planner hook.
 //!
 //! A statement that cannot profit pays for a few branches: the switch, the kind of statement, the
-//! cluster, and the size of its tables are looked at before anything is allocated. A statement
+//! cluster, its keys and the size of its tables are looked at before anything is allocated. A statement
 //! that may profit is planned with replicas in mind; if no part of the result can use them, it is
 //! planned again as if the extension were not there, so that its plan is PostgreSQL's own.
 
+use super::candidate;
 use super::private::{PlannedReplica, Refused};
 use super::replace::{self, Replacement};
-use super::shippable;
 use super::state::{self, Planning, Start};
 use crate::cluster::{self, Replica};
 use crate::pg::plan::items;
-use crate::pg::{ffi, guc, proc};
+use crate::pg::{ffi, guc};
 use crate::settings::{self, Mode};
 use parallel_replicas_core::reason::Reason;
 use pgrx::{PgSqlErrorCode, pg_sys};
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::rc::Rc;
 
 static mut PREVIOUS_PLANNER: pg_sys::planner_hook_type = None;
@@ -71,7 +71,9 @@ unsafe extern "C-unwind" fn planner(
             return statement;
         }
         if settings::mode() == Mode::On && !state::is_explained() {
-            if is_candidate(parse, cursor_options, false) {
+            if !candidate::finds_one_row(parse)
+                && candidate::is_candidate(parse, cursor_options, false)
+            {
                 return plan_plainly_first(parse, query_string, cursor_options, bound_params);
             }
             let marker = state::push_marker();
@@ -190,7 +192,7 @@ unsafe fn begin(parse: *mut pg_sys::Query, cursor_options: c_int) -> Option<Atte
     state::set_explained(false);
     state::set_last_refused(None);
     // SAFETY: as the caller says.
-    if !unsafe { is_candidate(parse, cursor_options, force) } {
+    if !unsafe { candidate::is_candidate(parse, cursor_options, force) } {
         return None;
     }
     let replicas = cluster::replicas(&settings::cluster());
@@ -198,31 +200,6 @@ unsafe fn begin(parse: *mut pg_sys::Query, cursor_options: c_int) -> Option<Atte
         return None;
     }
     Some(prepare(force, strict, replicas))
-}
-
-/// Might replicas help? Looks at the kind of statement and the size of its tables.
-///
-/// # Safety
-/// `parse` is the query to be planned.
-unsafe fn is_candidate(parse: *mut pg_sys::Query, cursor_options: c_int, force: bool) -> bool {
-    // SAFETY: as the caller says.
-    unsafe {
-        if (*parse).commandType != pg_sys::CmdType::CMD_SELECT
-            || cursor_options & pg_sys::CURSOR_OPT_PARALLEL_OK as c_int == 0
-            || !(*parse).rowMarks.is_null()
-            || (*parse).hasModifyingCTE
-            || proc::is_parallel_worker()
-            || state::is_disabled()
-        {
-            return false;
-        }
-        let least_pages = if force {
-            0
-        } else {
-            pg_sys::min_parallel_table_scan_size.max(1)
-        };
-        reads_large_table(parse, least_pages as u32)
-    }
 }
 
 /// What the planner is made to see differently while replicas are considered.
@@ -361,100 +338,4 @@ pub fn cannot_use_replicas(why: &Refused) -> ! {
     report = report.set_hint(hint);
     report.report(pgrx::PgLogLevel::ERROR);
     unreachable!("an ERROR does not return");
-}
-
-/// Is there a table of at least so many pages in the query, or one whose size is not known yet?
-///
-/// # Safety
-/// `parse` is a rewritten query.
-unsafe fn reads_large_table(parse: *mut pg_sys::Query, least_pages: u32) -> bool {
-    #[pgrx::pg_guard]
-    unsafe extern "C-unwind" fn walker(node: *mut pg_sys::Node, context: *mut c_void) -> bool {
-        if node.is_null() {
-            return false;
-        }
-        // SAFETY: the walker only visits valid nodes; `context` is the number below.
-        unsafe {
-            match (*node).type_ {
-                pg_sys::NodeTag::T_Query => pg_sys::query_tree_walker(
-                    node.cast(),
-                    Some(walker),
-                    context,
-                    pg_sys::QTW_EXAMINE_RTES_BEFORE as c_int,
-                ),
-                pg_sys::NodeTag::T_RangeTblEntry => {
-                    let rte = node.cast::<pg_sys::RangeTblEntry>();
-                    may_read_large((*rte).rtekind, rte, *context.cast::<u32>())
-                }
-                _ => pg_sys::expression_tree_walker(node, Some(walker), context),
-            }
-        }
-    }
-    let mut least = least_pages;
-    // SAFETY: as the caller says. Most queries name their tables directly: look at those first.
-    unsafe {
-        let direct = items::<pg_sys::RangeTblEntry>((*parse).rtable)
-            .any(|rte| may_read_large((*rte).rtekind, rte, least));
-        direct
-            || ((*parse).hasSubLinks
-                || !(*parse).cteList.is_null()
-                || items::<pg_sys::RangeTblEntry>((*parse).rtable)
-                    .any(|rte| (*rte).rtekind == pg_sys::RTEKind::RTE_SUBQUERY))
-                && walker(parse.cast(), (&raw mut least).cast())
-    }
-}
-
-/// # Safety
-/// `rte` is a valid entry of the kind.
-unsafe fn may_read_large(
-    kind: pg_sys::RTEKind::Type,
-    rte: *mut pg_sys::RangeTblEntry,
-    least_pages: u32,
-) -> bool {
-    // SAFETY: as the caller says; the expression's tag is checked before it is read.
-    unsafe {
-        match kind {
-            pg_sys::RTEKind::RTE_RELATION => is_large((*rte).relid, least_pages),
-            // The planner may put a user's SQL function's query in its place.
-            pg_sys::RTEKind::RTE_FUNCTION => items::<pg_sys::RangeTblFunction>((*rte).functions)
-                .any(|function| {
-                    let call = (*function).funcexpr;
-                    !call.is_null()
-                        && (*call).type_ == pg_sys::NodeTag::T_FuncExpr
-                        && (*call.cast::<pg_sys::FuncExpr>()).funcid.to_u32()
-                            >= shippable::FIRST_NORMAL_OBJECT_ID
-                }),
-            _ => false,
-        }
-    }
-}
-
-/// # Safety
-/// `relid` is locked by this backend, as every relation of a query in planning is.
-unsafe fn is_large(relid: pg_sys::Oid, least_pages: u32) -> bool {
-    if relid.to_u32() < shippable::FIRST_NORMAL_OBJECT_ID {
-        return false;
-    }
-    // SAFETY: as the caller says; closed again.
-    unsafe {
-        let relation = pg_sys::RelationIdGetRelation(relid);
-        if relation.is_null() {
-            return false;
-        }
-        let class = &*(*relation).rd_rel;
-        let large = match class.relkind as u8 {
-            b'p' => true,
-            b'r' | b'm' => {
-                class.relhassubclass
-                    || least_pages == 0
-                    || pg_sys::RelationGetNumberOfBlocksInFork(
-                        relation,
-                        pg_sys::ForkNumber::MAIN_FORKNUM,
-                    ) >= least_pages
-            }
-            _ => false,
-        };
-        pg_sys::RelationClose(relation);
-        large
-    }
 }

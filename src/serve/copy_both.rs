@@ -127,6 +127,7 @@ fn body(kind: u8) -> ToReplica {
         },
         // CopyDone or CopyFail: the coordinator wants no more.
         b'c' | b'f' => ToReplica::Stop,
+        b'X' => lost(),
         _ => crate::error::raise(
             PgSqlErrorCode::ERRCODE_PROTOCOL_VIOLATION,
             format!("unexpected message type 0x{kind:02X} during the exchange of frames"),

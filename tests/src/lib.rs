@@ -26,6 +26,7 @@ mod proxy;
 pub mod rogue;
 pub mod rogue_recorder;
 pub mod rows;
+pub mod scene;
 pub mod system;
 pub mod tpch;
 mod wait;

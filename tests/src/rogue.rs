@@ -20,7 +20,7 @@ use crate::wait::SOON;
 pub const PROTOCOL_3_0: u32 = 196_608;
 
 /// More blocks than any table of these tests has.
-const WHOLE_BLOCKS: u32 = 10_000;
+const WHOLE_BLOCKS: u32 = 100_000;
 
 /// What a session on a replica said.
 #[derive(Clone, Debug, PartialEq)]

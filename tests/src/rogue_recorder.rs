@@ -42,9 +42,17 @@ impl Recorder {
     /// Registers itself as the only replica of cluster `recorded`, before the standby `node`.
     #[track_caller]
     pub fn start(cluster: &Cluster, node: usize) -> Self {
+        let recorder = Self::start_before(cluster, cluster.port(node));
+        cluster.wait_caught_up(node);
+        recorder
+    }
+
+    /// The same, before any server.
+    #[track_caller]
+    pub fn start_before(cluster: &Cluster, upstream: u16) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("some port is free");
         let port = listener.local_addr().expect("it is bound").port();
-        let (streams, upstream) = (Streams::default(), cluster.port(node));
+        let streams = Streams::default();
         let recorded = Arc::clone(&streams);
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
@@ -61,7 +69,6 @@ impl Recorder {
                  SET max_parallel_workers_per_gather = 0"
             ))
             .expect("a replica can be registered");
-        cluster.wait_caught_up(node);
         Self { streams, client }
     }
 
@@ -104,7 +111,8 @@ impl Recorder {
         begins[before].clone()
     }
 
-    fn begins(&self) -> Vec<Recorded> {
+    /// All that was asked for so far.
+    pub fn begins(&self) -> Vec<Recorded> {
         let streams = self.streams.lock().expect("no recorder panics");
         streams.iter().flat_map(|stream| begins(stream)).collect()
     }

@@ -13,143 +13,9 @@ use parallel_replicas_core::frame::{
     self, Begin, ExecParameter, MAX_CONTROL_BYTES, ToCoordinator, ToReplica,
 };
 use parallel_replicas_tests::rogue::{Outcome, Rogue, Said, ServerError, authenticate};
-use parallel_replicas_tests::rogue_recorder::Recorder;
-use parallel_replicas_tests::{Cluster, PRIMARY, SOON, damage_check, text, wait_until};
+use parallel_replicas_tests::scene::{LINK, ROWS, STANDBY, Scene};
+use parallel_replicas_tests::{PRIMARY, SOON, text, wait_until};
 use postgres::Client;
-
-/// The only standby of these tests.
-const STANDBY: usize = 1;
-
-/// What a connection of a coordinator asks for, as far as it matters here.
-const LINK: &str = "-c default_transaction_isolation=read\\ committed";
-
-const ROWS: u64 = 20_000;
-
-/// A cluster with a standby, a real coordinator's session that is recorded, and the secret.
-struct Scene {
-    recorder: Recorder,
-    observer: Client,
-    secret: Vec<u8>,
-    postmaster: i32,
-    cluster: Cluster,
-}
-
-impl Scene {
-    fn new() -> Self {
-        Self::with_locale("C.UTF-8")
-    }
-
-    fn with_locale(locale: &str) -> Self {
-        // Nobody holds a recorded snapshot, so nothing may remove rows that it sees.
-        let cluster = Cluster::builder()
-            .standbys(1)
-            .autovacuum(false)
-            .locale(locale)
-            .start();
-        cluster.psql(
-            PRIMARY,
-            &format!(
-                "CREATE EXTENSION parallel_replicas;
-                 CREATE TABLE t(id int, v bigint, name text);
-                 INSERT INTO t SELECT i, i % 100, 'name' || i % 10 FROM generate_series(1, {ROWS}) i;
-                 CREATE TABLE other(id int); INSERT INTO other VALUES (1);
-                 CREATE FUNCTION own_abs(bigint) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
-                     AS 'SELECT abs($1)';
-                 CREATE ROLE stranger LOGIN; ANALYZE"
-            ),
-        );
-        let mut recorder = Recorder::start(&cluster, STANDBY);
-        recorder.warm_up("t");
-        let secret = cluster
-            .connect(PRIMARY)
-            .query_one("SELECT secret FROM parallel_replicas.secret", &[])
-            .expect("the secret is there")
-            .get(0);
-        Self {
-            recorder,
-            observer: cluster.connect(STANDBY),
-            secret,
-            postmaster: cluster.postmaster_pid(STANDBY).expect("it runs"),
-            cluster,
-        }
-    }
-
-    fn rogue(&self) -> Rogue {
-        Rogue::connect(self.cluster.port(STANDBY), "postgres", LINK)
-    }
-
-    fn record(&mut self, query: &str) -> Begin {
-        self.recorder.record(query).begin()
-    }
-
-    /// A Begin for all rows of `t`, which a new rogue has executed to the end.
-    fn proven(&mut self, query: &str, rows: u64) -> Begin {
-        let begin = self.record(query);
-        let outcome = self.rogue().attempt(&self.secret, &begin);
-        match outcome {
-            Outcome::Done { rows: sent, .. } => assert_eq!(sent, rows, "{query}"),
-            other => panic!("a real Begin must be executed, this came: {other:?}\n{query}"),
-        }
-        begin
-    }
-
-    /// The changed Begin is refused for this reason, and the session is as before.
-    #[track_caller]
-    fn refused(&mut self, reason: &str, begin: &Begin, change: impl FnOnce(&mut Begin)) {
-        self.refused_in(self.rogue(), reason, begin, change);
-    }
-
-    #[track_caller]
-    fn refused_in(
-        &mut self,
-        mut rogue: Rogue,
-        reason: &str,
-        begin: &Begin,
-        change: impl FnOnce(&mut Begin),
-    ) {
-        let mut changed = begin.clone();
-        change(&mut changed);
-        assert_ne!(&changed, begin, "nothing was changed");
-        let outcome = rogue.attempt(&self.secret, &changed);
-        assert_eq!(outcome.reason(), reason, "{outcome:?}");
-        self.nothing_left(&mut rogue);
-    }
-
-    /// The session takes statements, and neither lock nor snapshot is left in it.
-    #[track_caller]
-    fn nothing_left(&mut self, rogue: &mut Rogue) {
-        assert_eq!(rogue.execute("SELECT 1"), Ok(()));
-        let query = format!(
-            "SELECT format('%s, %s locks, xmin %s', state,
-                 (SELECT count(*) FROM pg_locks WHERE pid = a.pid), coalesce(backend_xmin::text, 'none'))
-             FROM pg_stat_activity a WHERE pid = {}",
-            rogue.pid
-        );
-        let observer = &mut self.observer;
-        let mut last = String::new();
-        wait_until(SOON, "the session has let go of everything", || {
-            last = text(observer, &query);
-            last == "idle, 0 locks, xmin none"
-        });
-        self.server_lives();
-    }
-
-    /// The server has not restarted, and another session has not noticed anything.
-    #[track_caller]
-    fn server_lives(&mut self) {
-        assert_eq!(self.cluster.postmaster_pid(STANDBY), Some(self.postmaster));
-        assert_eq!(text(&mut self.observer, "SELECT 'alive'"), "alive");
-    }
-
-    /// No standby was damaged, and nothing was left to PostgreSQL's end of transaction to find.
-    #[track_caller]
-    fn end(self) {
-        let log = self.cluster.log(STANDBY);
-        let leak = log.lines().find(|line| line.contains(" leak"));
-        assert_eq!(leak, None, "a resource was left behind");
-        damage_check(&self.cluster);
-    }
-}
 
 #[test]
 fn a_snapshot_that_would_damage_the_standby_is_refused() {
@@ -406,6 +272,16 @@ fn a_relation_that_is_not_the_same_is_refused() {
     scene.refused("relation", &begin, |begin| {
         begin.relations[0].oid = 4_000_000_000
     });
+    // So is one that is read beside the table that is split, for which it takes several processes.
+    let more = "SET parallel_replicas.links_per_replica = 2";
+    scene.recorder.client().batch_execute(more).unwrap();
+    let join = scene.proven("SELECT count(*) FROM t JOIN other ON other.id = t.v", 1);
+    assert_eq!(join.relations.len(), 2);
+    for place in 0..2 {
+        scene.refused("relation", &join, |begin| {
+            begin.relations[place].relfilenode += 1
+        });
+    }
     // It was rewritten meanwhile, in truth.
     scene.cluster.psql(PRIMARY, "TRUNCATE t");
     scene.cluster.wait_caught_up(STANDBY);

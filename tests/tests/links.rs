@@ -1,5 +1,6 @@
 //! Connections to replicas: kept between queries, bounded in number, gone with the session.
 
+use parallel_replicas_tests::rogue_recorder::Recorder;
 use parallel_replicas_tests::{Cluster, PRIMARY, SOON, text, wait_until};
 
 /// Backends of links on a standby.
@@ -84,4 +85,36 @@ fn a_replica_that_stalls_is_given_up() {
     let answer = running.join();
     parallel_replicas_tests::system::signal(pid, parallel_replicas_tests::system::Signal::CONT);
     assert_eq!(answer.expect("the query succeeds"), expected);
+}
+
+/// A server that does not know the secret gets no plan, however it came to stand at that address.
+#[test]
+fn a_stranger_is_told_nothing() {
+    let cluster = Cluster::builder().start();
+    cluster.psql(
+        PRIMARY,
+        "CREATE EXTENSION parallel_replicas;
+         CREATE TABLE t AS SELECT generate_series(1, 20000) AS i; ANALYZE t",
+    );
+    // Another system altogether, with the extension and a secret of its own.
+    let strangers = Cluster::builder().standbys(1).start();
+    strangers.psql(PRIMARY, "CREATE EXTENSION parallel_replicas");
+    strangers.wait_all_caught_up();
+    let mut recorder = Recorder::start_before(&cluster, strangers.port(1));
+    let client = recorder.client();
+    let explain = "EXPLAIN (ANALYZE, COSTS OFF, FORMAT JSON)
+                   SELECT count(*) FROM t WHERE length(repeat(i::text, 10000)) > 0";
+    wait_until(SOON, "the stranger is met", || {
+        let plan: String = client
+            .simple_query(explain)
+            .expect("the query succeeds")
+            .iter()
+            .filter_map(|message| match message {
+                postgres::SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+                _ => None,
+            })
+            .collect();
+        plan.contains("does not know the secret")
+    });
+    assert!(recorder.begins().is_empty(), "it was told what to execute");
 }

@@ -1,0 +1,30 @@
+//! Benchmarks, one module each; `bench NAME FILE` prints the table of one and writes its figures to
+//! FILE as JSON. docs/benchmarks.md says what each compares and what to expect.
+//!
+//! The two sides of a comparison run by turns in one run, and the figures are medians with the
+//! spread beside them: on a shared machine only their ratio means something.
+
+mod local;
+mod overhead;
+mod report;
+
+use report::Row;
+
+const BENCHMARKS: &[(&str, fn() -> Vec<Row>)] =
+    &[("overhead", overhead::run), ("local", local::run)];
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let (Some(name), Some(file)) = (arguments.next(), arguments.next()) else {
+        eprintln!("usage: bench NAME FILE");
+        std::process::exit(2);
+    };
+    let Some((_, run)) = BENCHMARKS.iter().find(|(known, _)| *known == name) else {
+        eprintln!("there is no benchmark \"{name}\"");
+        std::process::exit(2);
+    };
+    let rows = run();
+    report::print_table(&rows);
+    std::fs::write(&file, report::json(&name, &rows)).expect("figures can be written");
+    println!("\nfigures: {file}");
+}
