@@ -29,7 +29,7 @@ pub struct Scene {
 
 impl Scene {
     /// On a cluster with default settings.
-    pub fn new() -> Self {
+    pub fn start() -> Self {
         Self::on(Cluster::builder())
     }
 

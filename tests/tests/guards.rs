@@ -19,7 +19,7 @@ use postgres::Client;
 
 #[test]
 fn a_snapshot_that_would_damage_the_standby_is_refused() {
-    let mut scene = Scene::new();
+    let mut scene = Scene::start();
     let begin = scene.proven("SELECT id FROM t", ROWS);
     scene.refused("snapshot", &begin, |begin| begin.snapshot.incomplete = true);
     scene.refused("snapshot", &begin, |begin| {
@@ -60,7 +60,7 @@ fn a_snapshot_that_would_damage_the_standby_is_refused() {
 
 #[test]
 fn a_replica_that_has_not_replayed_so_far_refuses() {
-    let mut scene = Scene::new();
+    let mut scene = Scene::start();
     let begin = scene.proven("SELECT id FROM t", ROWS);
     scene.refused("replay", &begin, |begin| {
         begin.lsn += 1 << 30;
@@ -114,7 +114,7 @@ fn a_replica_that_has_not_replayed_so_far_refuses() {
 
 #[test]
 fn another_history_is_refused() {
-    let mut scene = Scene::new();
+    let mut scene = Scene::start();
     let begin = scene.proven("SELECT id FROM t", ROWS);
     scene.refused("timeline", &begin, |begin| begin.timeline += 1);
     let mut rogue = Rogue::connect(scene.cluster.port(PRIMARY), "postgres", LINK);
@@ -126,7 +126,7 @@ fn another_history_is_refused() {
 
 #[test]
 fn only_who_knows_the_secret_is_heard() {
-    let mut scene = Scene::new();
+    let mut scene = Scene::start();
     let begin = scene.proven("SELECT id FROM t", ROWS);
     let body = frame::encode_body(&begin).unwrap();
     let secret = scene.secret.clone();
@@ -183,7 +183,7 @@ fn only_who_knows_the_secret_is_heard() {
 
 #[test]
 fn a_plan_outside_the_allow_list_is_refused() {
-    let mut scene = Scene::new();
+    let mut scene = Scene::start();
     let plain = scene.proven("SELECT id FROM t", ROWS);
     let filtered = scene.proven("SELECT id FROM t WHERE abs(v) >= 0", ROWS);
     let mut oid = |name: &str| {
@@ -236,7 +236,7 @@ fn a_plan_outside_the_allow_list_is_refused() {
 
 #[test]
 fn an_unknown_parameter_is_refused_and_the_executor_is_ended() {
-    let mut scene = Scene::new();
+    let mut scene = Scene::start();
     let begin = scene.proven("SELECT id FROM t", ROWS);
     scene.refused("plan", &begin, |begin| {
         begin.exec_parameters = vec![ExecParameter {
@@ -249,7 +249,7 @@ fn an_unknown_parameter_is_refused_and_the_executor_is_ended() {
 
 #[test]
 fn a_relation_that_is_not_the_same_is_refused() {
-    let mut scene = Scene::new();
+    let mut scene = Scene::start();
     let begin = scene.proven("SELECT id FROM t", ROWS);
     scene.refused("relation", &begin, |begin| {
         begin.relations[0].relfilenode += 1
@@ -294,7 +294,7 @@ fn a_relation_that_is_not_the_same_is_refused() {
 
 #[test]
 fn other_libraries_are_refused() {
-    let mut scene = Scene::new();
+    let mut scene = Scene::start();
     let sorted = scene.proven(
         "SELECT name FROM t ORDER BY name COLLATE \"und-x-icu\"",
         ROWS,
@@ -327,7 +327,7 @@ fn settings_that_hide_corruption_are_refused() {
         "ignore_checksum_failure",
         "ignore_system_indexes",
     ];
-    let mut scene = Scene::new();
+    let mut scene = Scene::start();
     let begin = scene.proven("SELECT id FROM t", ROWS);
     for name in HIDING {
         let options = format!("{LINK} -c {name}=on");
@@ -341,7 +341,7 @@ fn settings_that_hide_corruption_are_refused() {
 
 #[test]
 fn settings_that_hide_corruption_cannot_be_shipped() {
-    let mut scene = Scene::new();
+    let mut scene = Scene::start();
     let begin = scene.proven("SELECT id FROM t", ROWS);
     for name in ["zero_damaged_pages", "ignore_checksum_failure"] {
         let mut rogue = scene.rogue();
@@ -361,7 +361,7 @@ fn settings_that_hide_corruption_cannot_be_shipped() {
 
 #[test]
 fn the_shipped_users_rights_count() {
-    let mut scene = Scene::new();
+    let mut scene = Scene::start();
     let begin = scene.proven("SELECT id FROM t", ROWS);
     let stranger = text(&mut scene.observer, "SELECT 'stranger'::regrole::oid::text");
     for user in [stranger.parse().unwrap(), 4_000_000_000] {
@@ -381,7 +381,7 @@ fn the_shipped_users_rights_count() {
 
 #[test]
 fn a_session_that_could_hold_a_snapshot_is_refused() {
-    let mut scene = Scene::new();
+    let mut scene = Scene::start();
     let mut rogue = scene.rogue();
     for begin in ["BEGIN", "BEGIN ISOLATION LEVEL REPEATABLE READ"] {
         rogue.execute(begin).unwrap();
@@ -440,7 +440,7 @@ fn blocks_of_t(scene: &mut Scene) -> u32 {
 
 #[test]
 fn tasks_outside_the_table_give_no_row_twice() {
-    let mut scene = Scene::new();
+    let mut scene = Scene::start();
     let begin = scene.proven("SELECT id FROM t", ROWS);
     let blocks = blocks_of_t(&mut scene);
     // A heap scan that is told to go past the end of its file goes on at the beginning.
@@ -460,7 +460,7 @@ fn tasks_outside_the_table_give_no_row_twice() {
 
 #[test]
 fn a_task_past_the_last_block_number_does_not_go_on_at_the_first() {
-    let mut scene = Scene::new();
+    let mut scene = Scene::start();
     let begin = scene.proven("SELECT id FROM t", ROWS);
     let blocks = blocks_of_t(&mut scene);
     check_tasks(&mut scene, &begin, &[(u32::MAX - 1, blocks + 1)], 0);
@@ -469,7 +469,7 @@ fn a_task_past_the_last_block_number_does_not_go_on_at_the_first() {
 
 #[test]
 fn garbage_ends_the_exchange_and_nothing_else() {
-    let mut scene = Scene::new();
+    let mut scene = Scene::start();
     let begin = scene.proven("SELECT id FROM t", ROWS);
     let body = frame::encode_body(&begin).unwrap();
     let mut rng = Rng::with_seed(8);
@@ -562,7 +562,7 @@ fn ends_in_order(rogue: &mut Rogue) -> bool {
 
 #[test]
 fn a_message_of_impossible_length_ends_its_own_session_only() {
-    let mut scene = Scene::new();
+    let mut scene = Scene::start();
     for length in [
         MAX_CONTROL_BYTES as u32 + 5,
         i32::MAX as u32,

@@ -10,8 +10,9 @@ mod report;
 
 use report::Row;
 
-const BENCHMARKS: &[(&str, fn() -> Vec<Row>)] =
-    &[("overhead", overhead::run), ("local", local::run)];
+type Benchmark = fn() -> Vec<Row>;
+
+const BENCHMARKS: &[(&str, Benchmark)] = &[("overhead", overhead::run), ("local", local::run)];
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
