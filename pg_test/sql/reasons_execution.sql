@@ -1,8 +1,8 @@
 --
 -- REASONS_EXECUTION: why a plan for replicas is executed without
 --
--- Not provoked here, because they need another server or other settings of this one:
---   in_recovery, old_snapshot_threshold, subtransaction_overflow, not_mvcc_snapshot
+-- Those that need another server or other settings of this one are in tests/tests/reasons.rs. Not
+-- provoked: not_mvcc_snapshot, because no statement's snapshot is of another kind.
 \set SHOW_CONTEXT never
 \set code '\\echo SQLSTATE :LAST_ERROR_SQLSTATE'
 CREATE TABLE written (i integer);
@@ -70,4 +70,15 @@ COMMIT;
 BEGIN ISOLATION LEVEL SERIALIZABLE;
 SELECT told('SELECT count(*) FROM fact');
 COMMIT;
+
+-- switched_off: a plan that was made before, so never an error
+SET plan_cache_mode = force_generic_plan;
+PREPARE counting AS SELECT count(*) FROM fact;
+SET enable_parallel_replicas = 2;
+EXECUTE counting;
+SET enable_parallel_replicas = 0;
+EXECUTE counting;
+SELECT told('EXECUTE counting');
+DEALLOCATE counting;
+RESET plan_cache_mode;
 DROP FUNCTION told;

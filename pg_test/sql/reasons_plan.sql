@@ -3,12 +3,7 @@
 --
 -- With enable_parallel_replicas = 1 nobody notices; with 2 it is an error that names the reason's
 -- code and says what to do.  Each reason that planning gives is provoked once; those of execution
--- are in reasons_execution.  Not provoked:
---   access_method        needs a table access method other than heap, which core does not have
---   catalog_table        catalogs never count as eligible, and a fragment that joins one is planned
---                        otherwise under force; harmless_catalog has such queries
---   correlated_parameter PostgreSQL does not put a Gather over a scan that depends on one, so that
---                        not_parallel_safe comes first
+-- are in reasons_execution.
 \set SHOW_CONTEXT never
 \set code '\\echo SQLSTATE :LAST_ERROR_SQLSTATE'
 CREATE TABLE one_table (i integer, t text) WITH (autovacuum_enabled = off);
@@ -86,6 +81,31 @@ SET client_min_messages = warning;
 DROP EXTENSION file_fdw CASCADE;
 RESET client_min_messages;
 DROP TABLE parent;
+
+-- access_method
+CREATE ACCESS METHOD heap2 TYPE TABLE HANDLER heap_tableam_handler;
+CREATE TABLE heap2_one USING heap2 AS SELECT 1 AS i;
+SET enable_parallel_replicas = 1;
+SELECT count(*) FROM heap2_one;
+SET enable_parallel_replicas = 2;
+SELECT count(*) FROM heap2_one;
+:code
+DROP TABLE heap2_one;
+DROP ACCESS METHOD heap2;
+
+-- catalog_table
+SET enable_parallel_replicas = 1;
+SELECT count(*) FROM one_table JOIN pg_am ON pg_am.oid = one_table.i::oid;
+SET enable_parallel_replicas = 2;
+SELECT count(*) FROM one_table JOIN pg_am ON pg_am.oid = one_table.i::oid;
+:code
+
+-- correlated_parameter
+SET enable_parallel_replicas = 1;
+SELECT (SELECT count(*) FROM one_table WHERE one_table.i < length(a.amname)) > 0 AS some FROM pg_am a LIMIT 1;
+SET enable_parallel_replicas = 2;
+SELECT (SELECT count(*) FROM one_table WHERE one_table.i < length(a.amname)) > 0 AS some FROM pg_am a LIMIT 1;
+:code
 
 -- too_small: only with 1, where EXPLAIN says it
 SET enable_parallel_replicas = 1;

@@ -3,6 +3,7 @@
 use super::private::{GRANULE_SCAN_NAME, GranuleScanPrivate, Refused, scan_methods, to_list};
 use super::shippable::{self, Findings};
 use super::state::{self, Planning};
+use crate::pg::plan::{Walk, every_node, items};
 use crate::settings;
 use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
@@ -98,7 +99,14 @@ unsafe fn consider(
             return refuse(Reason::CorrelatedParameter);
         }
         if !(*(*root).glob).parallelModeOK || !(*rel).consider_parallel {
-            return refuse(Reason::NotParallelSafe);
+            let clauses = pg_sys::extract_actual_clauses((*rel).baserestrictinfo, false);
+            let correlated = uses_outer_value(root, clauses.cast())
+                || uses_outer_value(root, (*(*rel).reltarget).exprs.cast());
+            return refuse(if correlated {
+                Reason::CorrelatedParameter
+            } else {
+                Reason::NotParallelSafe
+            });
         }
         let mut findings = Findings::default();
         let target = (*(*rel).reltarget).exprs;
@@ -113,6 +121,43 @@ unsafe fn consider(
             return refuse(Reason::TooSmall);
         }
         Verdict::Offer
+    }
+}
+
+/// Does an expression use a value of the query around? That is an executor's parameter which no
+/// InitPlan gives.
+///
+/// # Safety
+/// The planner's state, and an expression of the query that is being planned.
+unsafe fn uses_outer_value(root: *mut pg_sys::PlannerInfo, expression: *mut pg_sys::Node) -> bool {
+    // SAFETY: as the caller says; the tag is checked before a node is read as a Param.
+    unsafe {
+        !every_node(expression, &mut |node| {
+            if (*node).type_ != pg_sys::NodeTag::T_Param {
+                return Walk::Down;
+            }
+            let param = node.cast::<pg_sys::Param>();
+            let from_outside = (*param).paramkind == pg_sys::ParamKind::PARAM_EXEC
+                && !is_given_by_init_plan(root, (*param).paramid);
+            if from_outside { Walk::Stop } else { Walk::Down }
+        })
+    }
+}
+
+/// # Safety
+/// The planner's state.
+unsafe fn is_given_by_init_plan(mut root: *mut pg_sys::PlannerInfo, param: i32) -> bool {
+    // SAFETY: as the caller says; the queries around form a chain.
+    unsafe {
+        while !root.is_null() {
+            if items::<pg_sys::SubPlan>((*root).init_plans)
+                .any(|plan| pg_sys::list_member_int((*plan).setParam, param))
+            {
+                return true;
+            }
+            root = (*root).parent_root;
+        }
+        false
     }
 }
 
@@ -216,7 +261,7 @@ unsafe fn keep_whole_scans_only(root: *mut pg_sys::PlannerInfo, rel: *mut pg_sys
     unsafe {
         let mut kept = std::ptr::null_mut();
         let mut plain = false;
-        for path in crate::pg::plan::items::<pg_sys::Path>((*rel).pathlist) {
+        for path in items::<pg_sys::Path>((*rel).pathlist) {
             let is_plain = (*path).pathtype == pg_sys::NodeTag::T_SeqScan;
             plain |= is_plain;
             if is_plain || !(*path).param_info.is_null() {
