@@ -16,6 +16,7 @@ use crate::plan::private::PlannedReplica;
 use crate::shm::events::{self, Event};
 use crate::{secret, settings};
 use parallel_replicas_core::frame::Identity;
+use parallel_replicas_core::link::Liveness;
 use pgrx::pg_sys;
 use std::rc::Rc;
 use std::time::Duration;
@@ -53,6 +54,11 @@ impl Shared {
     /// From now, when silence is a failure.
     pub fn silence_deadline(&self) -> u64 {
         now_micros() + self.stall_us
+    }
+
+    /// Watches a process that works from now on.
+    pub fn liveness(&self) -> Liveness {
+        Liveness::new(self.stall_us, now_micros())
     }
 
     /// From now, when a replica must have caught up.
@@ -209,11 +215,7 @@ impl Dispatch {
 
     /// Sockets to wait for.
     fn interests(&self) -> Vec<wait::Interest> {
-        self.links
-            .iter()
-            .filter_map(Link::interest)
-            .map(|(socket, write)| wait::Interest { socket, write })
-            .collect()
+        self.links.iter().flat_map(Link::interests).collect()
     }
 
     /// Milliseconds until a link has to be looked at even if nothing comes.

@@ -11,6 +11,8 @@
 //! | Ending | the end of the CALL | Closed |
 //! | Closed | nothing | |
 //!
+//! Whether a working replica is alive is told by what it sends, and while it is silent by a `probe`.
+//!
 //! From every phase a failure leads to Closed: the link is *unavailable* or *refused* before it has
 //! announced itself, *lost* afterwards, and whatever it had not delivered goes back to the task
 //! state. That includes an error in a row: doing the task again raises it here, in the query's own
@@ -20,15 +22,17 @@ use super::dispatch::Shared;
 use super::failure::{Failure, identity_difference, protocol, remote};
 use super::granule_scan;
 use super::held_rows::HeldRows;
+use super::probe::Probe;
 use super::tasks;
 use crate::net::pool::{self, LeaseId};
 use crate::net::{ConnectPoll, Connection, CopyBuffer, CopyRead, ResultRead, ResultStatus};
-use crate::pg::wait::now_micros;
+use crate::pg::wait::{Interest, now_micros};
 use crate::secret;
 use crate::shm::events::{self, Event};
 use parallel_replicas_core::frame::{
     self, FragmentReport, Hello, Nonce, Refusal, ToCoordinator, ToReplica,
 };
+use parallel_replicas_core::link::{Liveness, Verdict};
 use parallel_replicas_core::task_state::Task;
 use std::collections::VecDeque;
 use std::ffi::CString;
@@ -69,8 +73,13 @@ pub struct Link {
     lease: Option<LeaseId>,
     /// The connection comes from the session's pool.
     reused: bool,
-    /// End of the time that the present phase may take, or of the silence that is tolerated.
+    /// End of the time that the present phase may take; 0 while working.
     deadline: u64,
+    /// While working: whether the process at the other end is alive.
+    liveness: Option<Liveness>,
+    probe: Option<Probe>,
+    /// Why the last probe gave no answer.
+    no_answer: Option<String>,
     last_served: u64,
     /// Random bytes that the replica's first frame must be computed from.
     challenge: Nonce,
@@ -111,6 +120,9 @@ impl Link {
             lease,
             reused,
             deadline,
+            liveness: None,
+            probe: None,
+            no_answer: None,
             last_served: now_micros(),
             challenge: secret::nonce(),
             wants_write: true,
@@ -146,13 +158,16 @@ impl Link {
         self.tasks_taken == 0
     }
 
-    /// Socket to wait for, and whether for writing too.
-    pub fn interest(&self) -> Option<(i32, bool)> {
-        if self.phase == Phase::Closed || self.is_throttled() {
-            return None;
-        }
-        let connection = pool::get(self.lease?)?;
-        Some((connection.socket(), self.wants_write))
+    /// Sockets to wait for.
+    pub fn interests(&self) -> impl Iterator<Item = Interest> {
+        let idle = self.phase == Phase::Closed || self.is_throttled();
+        let own = self.lease.filter(|_| !idle).and_then(pool::get);
+        let own = own.map(|connection| Interest {
+            socket: connection.socket(),
+            write: self.wants_write,
+        });
+        let probe = self.probe.as_ref().filter(|_| !idle);
+        own.into_iter().chain(probe.and_then(Probe::interest))
     }
 
     /// Enough rows wait for the consumer: leave the rest in the socket.
@@ -162,8 +177,13 @@ impl Link {
 
     /// Time of the next deadline.
     pub fn deadline(&self) -> Option<u64> {
-        (self.phase != Phase::Closed && !self.is_throttled() && self.deadline != 0)
-            .then_some(self.deadline)
+        if self.phase == Phase::Closed || self.is_throttled() {
+            return None;
+        }
+        match &self.liveness {
+            Some(liveness) => Some(liveness.due()),
+            None => Some(self.deadline),
+        }
     }
 
     /// The time until now was spent on waiting, for this link among others.
@@ -173,14 +193,22 @@ impl Link {
 
     /// Does whatever can be done without waiting. Answers whether anything happened.
     pub fn service(&mut self, shared: &mut Shared) -> bool {
-        if self.phase == Phase::Closed || self.is_throttled() {
+        if self.phase == Phase::Closed {
+            return false;
+        }
+        if self.is_throttled() {
+            // It is not asked to speak.
+            self.heard(shared);
             return false;
         }
         // Time in which this side was busy otherwise is not the replica's.
         let now = now_micros();
         let pause = now.saturating_sub(self.last_served);
-        if pause > BUSY_US && self.deadline != 0 {
+        if pause > BUSY_US {
             self.deadline += pause;
+            if let Some(liveness) = &mut self.liveness {
+                liveness.postpone(pause);
+            }
         }
         self.last_served = now;
         let before = (
@@ -206,7 +234,11 @@ impl Link {
             self.fail(failure, shared);
         } else if self.phase == Phase::Closed {
             self.release(shared);
-        } else if self.deadline != 0 && now_micros() > self.deadline {
+        } else if self.liveness.is_some() {
+            if let Err(failure) = self.watch(shared) {
+                self.fail(failure, shared);
+            }
+        } else if now_micros() > self.deadline {
             let what = match self.phase {
                 Phase::Connecting => {
                     self.connect_failed = true;
@@ -224,6 +256,66 @@ impl Link {
                 self.tasks_taken,
                 self.outstanding.len(),
             )
+    }
+
+    /// Something came from the replica, or nothing is expected to.
+    fn heard(&mut self, shared: &Shared) {
+        match &mut self.liveness {
+            Some(liveness) => liveness.heard(now_micros()),
+            None => self.deadline = shared.silence_deadline(),
+        }
+    }
+
+    /// While it works: is it alive?
+    fn watch(&mut self, shared: &Shared) -> Result<(), Failure> {
+        let (Some(liveness), Some(lease)) = (&mut self.liveness, self.lease) else {
+            return Ok(());
+        };
+        let mut verdict = Verdict::Wait;
+        let mut result = match &mut self.probe {
+            Some(probe) => probe.turn(),
+            None => Ok(None),
+        };
+        if let Ok(Some(cpu_time)) = result {
+            verdict = liveness.answered(cpu_time);
+        }
+        if verdict == Verdict::Wait {
+            verdict = liveness.check(now_micros());
+        }
+        if verdict == Verdict::Ask {
+            result = match &mut self.probe {
+                Some(probe) => probe.ask().map(|()| None),
+                None => Probe::start(lease, shared.pool_limits).map(|probe| {
+                    self.probe = Some(probe);
+                    None
+                }),
+            };
+        }
+        if let Err(why) = result {
+            // Whether it is alive stays open, until the time for the answer is over.
+            self.probe = None;
+            self.no_answer = Some(why);
+        }
+        let why = match verdict {
+            Verdict::Wait | Verdict::Ask => return Ok(()),
+            Verdict::Frozen => "its process does not work",
+            Verdict::Unanswered => self
+                .no_answer
+                .as_deref()
+                .unwrap_or("its server does not answer"),
+        };
+        Err(Failure::Infrastructure(format!(
+            "replica was silent for too long: {why}"
+        )))
+    }
+
+    /// The process is done, as far as its work matters: from now on an ordinary deadline holds.
+    fn stop_watching(&mut self, shared: &Shared) {
+        self.liveness = None;
+        self.deadline = shared.silence_deadline();
+        if let Some(probe) = self.probe.take() {
+            probe.end(shared.pool_limits);
+        }
     }
 
     fn turn(&mut self, connection: &mut Connection, shared: &mut Shared) -> Result<(), Failure> {
@@ -253,7 +345,7 @@ impl Link {
                     ResultRead::Nothing => return Ok(()),
                     ResultRead::Result(result) if result.status() == ResultStatus::CopyBoth => {
                         if self.outcome == Outcome::Unused {
-                            self.tell_to_stop(connection)?;
+                            self.tell_to_stop(connection, shared)?;
                         } else {
                             self.phase = Phase::Greeting;
                         }
@@ -292,7 +384,7 @@ impl Link {
                     match connection.copy_data() {
                         CopyRead::Nothing => return Ok(()),
                         CopyRead::Message(message) => {
-                            self.deadline = shared.silence_deadline();
+                            self.heard(shared);
                             self.message(message, connection, shared)?;
                         }
                         CopyRead::Ended => return Err(self.early_end(connection)),
@@ -356,6 +448,7 @@ impl Link {
                 self.replay_wait_us = announcement.replay_wait_us;
                 events::add(Event::ReplayWaitMicroseconds, announcement.replay_wait_us);
                 self.phase = Phase::Working;
+                self.liveness = Some(shared.liveness());
                 events::add(
                     Event::HandleAnnouncementMicroseconds,
                     now_micros() - started,
@@ -394,9 +487,14 @@ impl Link {
         Ok(())
     }
 
-    fn tell_to_stop(&mut self, connection: &mut Connection) -> Result<(), Failure> {
+    fn tell_to_stop(
+        &mut self,
+        connection: &mut Connection,
+        shared: &Shared,
+    ) -> Result<(), Failure> {
         self.send(&ToReplica::Stop, connection)?;
         self.phase = Phase::Stopping;
+        self.stop_watching(shared);
         Ok(())
     }
 
@@ -486,8 +584,6 @@ impl Link {
             let Some(task) = task else {
                 if idle {
                     self.send(&ToReplica::Finish { scan }, connection)?;
-                    // Sorting and hashing may take long, and the replica cannot speak then.
-                    self.deadline = 0;
                 }
                 break;
             };
@@ -579,6 +675,7 @@ impl Link {
         self.report = Some(report);
         self.outcome = Outcome::Done;
         self.phase = Phase::Ending;
+        self.stop_watching(shared);
         connection.put_copy_end()?;
         Ok(())
     }
@@ -643,6 +740,7 @@ impl Link {
             self.outstanding.clear();
         }
         self.phase = Phase::Closed;
+        self.stop_watching(shared);
         if let Some(lease) = self.lease.take() {
             pool::release(lease, false, shared.pool_limits);
         }
@@ -678,7 +776,7 @@ impl Link {
                 .lease
                 .and_then(pool::get)
                 .is_some_and(|mut connection| {
-                    self.tell_to_stop(&mut connection).is_ok() && connection.flush().is_ok()
+                    self.tell_to_stop(&mut connection, shared).is_ok() && connection.flush().is_ok()
                 });
         self.pending.clear();
         self.outstanding.clear();

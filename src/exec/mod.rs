@@ -13,6 +13,7 @@ mod link;
 mod local;
 mod merge;
 pub mod parallel_replicas;
+mod probe;
 pub mod shipment;
 mod start;
 mod state;
