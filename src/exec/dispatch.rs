@@ -8,6 +8,7 @@ use super::granule_scan::{self, GranuleScanState};
 use super::health;
 use super::link::{Link, Outcome, Phase};
 use super::tasks;
+use super::watch::Watch;
 use crate::cluster::{self, Replica};
 use crate::net::Connection;
 use crate::net::pool::{self, PoolLimits};
@@ -16,7 +17,6 @@ use crate::plan::private::PlannedReplica;
 use crate::shm::events::{self, Event};
 use crate::{secret, settings};
 use parallel_replicas_core::frame::Identity;
-use parallel_replicas_core::link::Liveness;
 use pgrx::pg_sys;
 use std::rc::Rc;
 use std::time::Duration;
@@ -57,8 +57,8 @@ impl Shared {
     }
 
     /// Watches a process that works from now on.
-    pub fn liveness(&self) -> Liveness {
-        Liveness::new(self.stall_us, now_micros())
+    pub fn watch(&self) -> Watch {
+        Watch::new(self.stall_us)
     }
 
     /// From now, when a replica must have caught up.

@@ -11,7 +11,7 @@
 //! | Ending | the end of the CALL | Closed |
 //! | Closed | nothing | |
 //!
-//! Whether a working replica is alive is told by what it sends, and while it is silent by a `probe`.
+//! Whether a working replica is alive is told by what it sends, and while it is silent by a probe (`watch`).
 //!
 //! From every phase a failure leads to Closed: the link is *unavailable* or *refused* before it has
 //! announced itself, *lost* afterwards, and whatever it had not delivered goes back to the task
@@ -22,8 +22,8 @@ use super::dispatch::Shared;
 use super::failure::{Failure, identity_difference, protocol, remote};
 use super::granule_scan;
 use super::held_rows::HeldRows;
-use super::probe::Probe;
 use super::tasks;
+use super::watch::Watch;
 use crate::net::pool::{self, LeaseId};
 use crate::net::{ConnectPoll, Connection, CopyBuffer, CopyRead, ResultRead, ResultStatus};
 use crate::pg::wait::{Interest, now_micros};
@@ -32,7 +32,6 @@ use crate::shm::events::{self, Event};
 use parallel_replicas_core::frame::{
     self, FragmentReport, Hello, Nonce, Refusal, ToCoordinator, ToReplica,
 };
-use parallel_replicas_core::link::{Liveness, Verdict};
 use parallel_replicas_core::task_state::Task;
 use std::collections::VecDeque;
 use std::ffi::CString;
@@ -76,10 +75,7 @@ pub struct Link {
     /// End of the time that the present phase may take; 0 while working.
     deadline: u64,
     /// While working: whether the process at the other end is alive.
-    liveness: Option<Liveness>,
-    probe: Option<Probe>,
-    /// Why the last probe gave no answer.
-    no_answer: Option<String>,
+    watch: Option<Watch>,
     last_served: u64,
     /// Random bytes that the replica's first frame must be computed from.
     challenge: Nonce,
@@ -120,9 +116,7 @@ impl Link {
             lease,
             reused,
             deadline,
-            liveness: None,
-            probe: None,
-            no_answer: None,
+            watch: None,
             last_served: now_micros(),
             challenge: secret::nonce(),
             wants_write: true,
@@ -166,8 +160,8 @@ impl Link {
             socket: connection.socket(),
             write: self.wants_write,
         });
-        let probe = self.probe.as_ref().filter(|_| !idle);
-        own.into_iter().chain(probe.and_then(Probe::interest))
+        let watch = self.watch.as_ref().filter(|_| !idle);
+        own.into_iter().chain(watch.and_then(Watch::interest))
     }
 
     /// Enough rows wait for the consumer: leave the rest in the socket.
@@ -180,8 +174,8 @@ impl Link {
         if self.phase == Phase::Closed || self.is_throttled() {
             return None;
         }
-        match &self.liveness {
-            Some(liveness) => Some(liveness.due()),
+        match &self.watch {
+            Some(watch) => Some(watch.due()),
             None => Some(self.deadline),
         }
     }
@@ -206,8 +200,8 @@ impl Link {
         let pause = now.saturating_sub(self.last_served);
         if pause > BUSY_US {
             self.deadline += pause;
-            if let Some(liveness) = &mut self.liveness {
-                liveness.postpone(pause);
+            if let Some(watch) = &mut self.watch {
+                watch.postpone(pause);
             }
         }
         self.last_served = now;
@@ -234,9 +228,9 @@ impl Link {
             self.fail(failure, shared);
         } else if self.phase == Phase::Closed {
             self.release(shared);
-        } else if self.liveness.is_some() {
-            if let Err(failure) = self.watch(shared) {
-                self.fail(failure, shared);
+        } else if let (Some(watch), Some(lease)) = (&mut self.watch, self.lease) {
+            if let Err(why) = watch.look(lease, shared.pool_limits) {
+                self.fail(Failure::Infrastructure(why), shared);
             }
         } else if now_micros() > self.deadline {
             let what = match self.phase {
@@ -260,61 +254,17 @@ impl Link {
 
     /// Something came from the replica, or nothing is expected to.
     fn heard(&mut self, shared: &Shared) {
-        match &mut self.liveness {
-            Some(liveness) => liveness.heard(now_micros()),
+        match &mut self.watch {
+            Some(watch) => watch.heard(),
             None => self.deadline = shared.silence_deadline(),
         }
     }
 
-    /// While it works: is it alive?
-    fn watch(&mut self, shared: &Shared) -> Result<(), Failure> {
-        let (Some(liveness), Some(lease)) = (&mut self.liveness, self.lease) else {
-            return Ok(());
-        };
-        let mut verdict = Verdict::Wait;
-        let mut result = match &mut self.probe {
-            Some(probe) => probe.turn(),
-            None => Ok(None),
-        };
-        if let Ok(Some(cpu_time)) = result {
-            verdict = liveness.answered(cpu_time);
-        }
-        if verdict == Verdict::Wait {
-            verdict = liveness.check(now_micros());
-        }
-        if verdict == Verdict::Ask {
-            result = match &mut self.probe {
-                Some(probe) => probe.ask().map(|()| None),
-                None => Probe::start(lease, shared.pool_limits).map(|probe| {
-                    self.probe = Some(probe);
-                    None
-                }),
-            };
-        }
-        if let Err(why) = result {
-            // Whether it is alive stays open, until the time for the answer is over.
-            self.probe = None;
-            self.no_answer = Some(why);
-        }
-        let why = match verdict {
-            Verdict::Wait | Verdict::Ask => return Ok(()),
-            Verdict::Frozen => "its process does not work",
-            Verdict::Unanswered => self
-                .no_answer
-                .as_deref()
-                .unwrap_or("its server does not answer"),
-        };
-        Err(Failure::Infrastructure(format!(
-            "replica was silent for too long: {why}"
-        )))
-    }
-
     /// The process is done, as far as its work matters: from now on an ordinary deadline holds.
     fn stop_watching(&mut self, shared: &Shared) {
-        self.liveness = None;
         self.deadline = shared.silence_deadline();
-        if let Some(probe) = self.probe.take() {
-            probe.end(shared.pool_limits);
+        if let Some(watch) = self.watch.take() {
+            watch.end(shared.pool_limits);
         }
     }
 
@@ -448,7 +398,7 @@ impl Link {
                 self.replay_wait_us = announcement.replay_wait_us;
                 events::add(Event::ReplayWaitMicroseconds, announcement.replay_wait_us);
                 self.phase = Phase::Working;
-                self.liveness = Some(shared.liveness());
+                self.watch = Some(shared.watch());
                 events::add(
                     Event::HandleAnnouncementMicroseconds,
                     now_micros() - started,

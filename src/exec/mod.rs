@@ -18,3 +18,4 @@ pub mod shipment;
 mod start;
 mod state;
 mod tasks;
+mod watch;

@@ -48,6 +48,7 @@ impl Liveness {
     /// It has spoken, or is not expected to.
     pub fn heard(&mut self, now: u64) {
         self.due = now + self.half_us;
+        self.asked = false;
         self.cpu_time = None;
     }
 
@@ -127,12 +128,12 @@ mod tests {
         assert_eq!(process.check(14), Verdict::Ask);
         // The same CPU time as before it spoke says nothing.
         assert_eq!(process.answered(7), Verdict::Wait);
-        // An answer that is under way while it speaks is still expected, but later.
+        // The question may have failed meanwhile: it is asked again before it is held against it.
         assert_eq!(process.check(19), Verdict::Ask);
         process.heard(20);
         assert_eq!(process.check(24), Verdict::Wait);
-        assert_eq!(process.answered(8), Verdict::Wait);
         assert_eq!(process.check(25), Verdict::Ask);
+        assert_eq!(process.check(30), Verdict::Unanswered);
     }
 
     #[test]
