@@ -20,6 +20,8 @@ $$;
 
 REVOKE ALL ON PROCEDURE parallel_replicas.serve(bytea) FROM PUBLIC;
 GRANT EXECUTE ON PROCEDURE parallel_replicas.serve(bytea) TO parallel_replicas_link;
+REVOKE ALL ON FUNCTION parallel_replicas.cpu_time(integer) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION parallel_replicas.cpu_time(integer) TO parallel_replicas_link;
 
 -- Raises the error with the hint if the library is not preloaded: better now than at the first use.
 DO $$

@@ -12,5 +12,5 @@ pgrx::extension_sql_file!("../../sql/bootstrap.sql", name = "bootstrap", bootstr
 pgrx::extension_sql_file!(
     "../../sql/views.sql",
     name = "views",
-    requires = [events::get_events, serve::serve]
+    requires = [events::get_events, serve::serve, serve::cpu_time]
 );

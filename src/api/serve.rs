@@ -14,3 +14,10 @@ fn serve(challenge: &[u8], fcinfo: pg_sys::FunctionCallInfo) {
     };
     crate::serve::serve(challenge, atomic);
 }
+
+/// CPU time in nanoseconds that a backend of the caller's own role has used; null if there is no
+/// such backend. A coordinator tells by it a process that works in silence from a frozen one.
+#[pg_extern(volatile, strict, parallel_restricted)]
+fn cpu_time(process: i32) -> Option<i64> {
+    crate::serve::cpu_time(process)
+}

@@ -8,6 +8,7 @@ use super::granule_scan::{self, GranuleScanState};
 use super::health;
 use super::link::{Link, Outcome, Phase};
 use super::tasks;
+use super::watch::Watch;
 use crate::cluster::{self, Replica};
 use crate::net::Connection;
 use crate::net::pool::{self, PoolLimits};
@@ -53,6 +54,11 @@ impl Shared {
     /// From now, when silence is a failure.
     pub fn silence_deadline(&self) -> u64 {
         now_micros() + self.stall_us
+    }
+
+    /// Watches a process that works from now on.
+    pub fn watch(&self) -> Watch {
+        Watch::new(self.stall_us)
     }
 
     /// From now, when a replica must have caught up.
@@ -209,11 +215,7 @@ impl Dispatch {
 
     /// Sockets to wait for.
     fn interests(&self) -> Vec<wait::Interest> {
-        self.links
-            .iter()
-            .filter_map(Link::interest)
-            .map(|(socket, write)| wait::Interest { socket, write })
-            .collect()
+        self.links.iter().flat_map(Link::interests).collect()
     }
 
     /// Milliseconds until a link has to be looked at even if nothing comes.

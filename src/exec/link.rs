@@ -11,6 +11,8 @@
 //! | Ending | the end of the CALL | Closed |
 //! | Closed | nothing | |
 //!
+//! Whether a working replica is alive is told by what it sends, and while it is silent by a probe (`watch`).
+//!
 //! From every phase a failure leads to Closed: the link is *unavailable* or *refused* before it has
 //! announced itself, *lost* afterwards, and whatever it had not delivered goes back to the task
 //! state. That includes an error in a row: doing the task again raises it here, in the query's own
@@ -21,9 +23,10 @@ use super::failure::{Failure, identity_difference, protocol, remote};
 use super::granule_scan;
 use super::held_rows::HeldRows;
 use super::tasks;
+use super::watch::Watch;
 use crate::net::pool::{self, LeaseId};
 use crate::net::{ConnectPoll, Connection, CopyBuffer, CopyRead, ResultRead, ResultStatus};
-use crate::pg::wait::now_micros;
+use crate::pg::wait::{Interest, now_micros};
 use crate::secret;
 use crate::shm::events::{self, Event};
 use parallel_replicas_core::frame::{
@@ -69,8 +72,10 @@ pub struct Link {
     lease: Option<LeaseId>,
     /// The connection comes from the session's pool.
     reused: bool,
-    /// End of the time that the present phase may take, or of the silence that is tolerated.
+    /// End of the time that the present phase may take; 0 while working.
     deadline: u64,
+    /// While working: whether the process at the other end is alive.
+    watch: Option<Watch>,
     last_served: u64,
     /// Random bytes that the replica's first frame must be computed from.
     challenge: Nonce,
@@ -111,6 +116,7 @@ impl Link {
             lease,
             reused,
             deadline,
+            watch: None,
             last_served: now_micros(),
             challenge: secret::nonce(),
             wants_write: true,
@@ -146,13 +152,16 @@ impl Link {
         self.tasks_taken == 0
     }
 
-    /// Socket to wait for, and whether for writing too.
-    pub fn interest(&self) -> Option<(i32, bool)> {
-        if self.phase == Phase::Closed || self.is_throttled() {
-            return None;
-        }
-        let connection = pool::get(self.lease?)?;
-        Some((connection.socket(), self.wants_write))
+    /// Sockets to wait for.
+    pub fn interests(&self) -> impl Iterator<Item = Interest> {
+        let idle = self.phase == Phase::Closed || self.is_throttled();
+        let own = self.lease.filter(|_| !idle).and_then(pool::get);
+        let own = own.map(|connection| Interest {
+            socket: connection.socket(),
+            write: self.wants_write,
+        });
+        let watch = self.watch.as_ref().filter(|_| !idle);
+        own.into_iter().chain(watch.and_then(Watch::interest))
     }
 
     /// Enough rows wait for the consumer: leave the rest in the socket.
@@ -162,8 +171,13 @@ impl Link {
 
     /// Time of the next deadline.
     pub fn deadline(&self) -> Option<u64> {
-        (self.phase != Phase::Closed && !self.is_throttled() && self.deadline != 0)
-            .then_some(self.deadline)
+        if self.phase == Phase::Closed || self.is_throttled() {
+            return None;
+        }
+        match &self.watch {
+            Some(watch) => Some(watch.due()),
+            None => Some(self.deadline),
+        }
     }
 
     /// The time until now was spent on waiting, for this link among others.
@@ -173,14 +187,22 @@ impl Link {
 
     /// Does whatever can be done without waiting. Answers whether anything happened.
     pub fn service(&mut self, shared: &mut Shared) -> bool {
-        if self.phase == Phase::Closed || self.is_throttled() {
+        if self.phase == Phase::Closed {
+            return false;
+        }
+        if self.is_throttled() {
+            // It is not asked to speak.
+            self.heard(shared);
             return false;
         }
         // Time in which this side was busy otherwise is not the replica's.
         let now = now_micros();
         let pause = now.saturating_sub(self.last_served);
-        if pause > BUSY_US && self.deadline != 0 {
+        if pause > BUSY_US {
             self.deadline += pause;
+            if let Some(watch) = &mut self.watch {
+                watch.postpone(pause);
+            }
         }
         self.last_served = now;
         let before = (
@@ -206,7 +228,11 @@ impl Link {
             self.fail(failure, shared);
         } else if self.phase == Phase::Closed {
             self.release(shared);
-        } else if self.deadline != 0 && now_micros() > self.deadline {
+        } else if let (Some(watch), Some(lease)) = (&mut self.watch, self.lease) {
+            if let Err(why) = watch.look(lease, shared.pool_limits) {
+                self.fail(Failure::Infrastructure(why), shared);
+            }
+        } else if now_micros() > self.deadline {
             let what = match self.phase {
                 Phase::Connecting => {
                     self.connect_failed = true;
@@ -224,6 +250,22 @@ impl Link {
                 self.tasks_taken,
                 self.outstanding.len(),
             )
+    }
+
+    /// Something came from the replica, or nothing is expected to.
+    fn heard(&mut self, shared: &Shared) {
+        match &mut self.watch {
+            Some(watch) => watch.heard(),
+            None => self.deadline = shared.silence_deadline(),
+        }
+    }
+
+    /// The process is done, as far as its work matters: from now on an ordinary deadline holds.
+    fn stop_watching(&mut self, shared: &Shared) {
+        self.deadline = shared.silence_deadline();
+        if let Some(watch) = self.watch.take() {
+            watch.end(shared.pool_limits);
+        }
     }
 
     fn turn(&mut self, connection: &mut Connection, shared: &mut Shared) -> Result<(), Failure> {
@@ -253,7 +295,7 @@ impl Link {
                     ResultRead::Nothing => return Ok(()),
                     ResultRead::Result(result) if result.status() == ResultStatus::CopyBoth => {
                         if self.outcome == Outcome::Unused {
-                            self.tell_to_stop(connection)?;
+                            self.tell_to_stop(connection, shared)?;
                         } else {
                             self.phase = Phase::Greeting;
                         }
@@ -292,7 +334,7 @@ impl Link {
                     match connection.copy_data() {
                         CopyRead::Nothing => return Ok(()),
                         CopyRead::Message(message) => {
-                            self.deadline = shared.silence_deadline();
+                            self.heard(shared);
                             self.message(message, connection, shared)?;
                         }
                         CopyRead::Ended => return Err(self.early_end(connection)),
@@ -356,6 +398,7 @@ impl Link {
                 self.replay_wait_us = announcement.replay_wait_us;
                 events::add(Event::ReplayWaitMicroseconds, announcement.replay_wait_us);
                 self.phase = Phase::Working;
+                self.watch = Some(shared.watch());
                 events::add(
                     Event::HandleAnnouncementMicroseconds,
                     now_micros() - started,
@@ -394,9 +437,14 @@ impl Link {
         Ok(())
     }
 
-    fn tell_to_stop(&mut self, connection: &mut Connection) -> Result<(), Failure> {
+    fn tell_to_stop(
+        &mut self,
+        connection: &mut Connection,
+        shared: &Shared,
+    ) -> Result<(), Failure> {
         self.send(&ToReplica::Stop, connection)?;
         self.phase = Phase::Stopping;
+        self.stop_watching(shared);
         Ok(())
     }
 
@@ -486,8 +534,6 @@ impl Link {
             let Some(task) = task else {
                 if idle {
                     self.send(&ToReplica::Finish { scan }, connection)?;
-                    // Sorting and hashing may take long, and the replica cannot speak then.
-                    self.deadline = 0;
                 }
                 break;
             };
@@ -579,6 +625,7 @@ impl Link {
         self.report = Some(report);
         self.outcome = Outcome::Done;
         self.phase = Phase::Ending;
+        self.stop_watching(shared);
         connection.put_copy_end()?;
         Ok(())
     }
@@ -643,6 +690,7 @@ impl Link {
             self.outstanding.clear();
         }
         self.phase = Phase::Closed;
+        self.stop_watching(shared);
         if let Some(lease) = self.lease.take() {
             pool::release(lease, false, shared.pool_limits);
         }
@@ -678,7 +726,7 @@ impl Link {
                 .lease
                 .and_then(pool::get)
                 .is_some_and(|mut connection| {
-                    self.tell_to_stop(&mut connection).is_ok() && connection.flush().is_ok()
+                    self.tell_to_stop(&mut connection, shared).is_ok() && connection.flush().is_ok()
                 });
         self.pending.clear();
         self.outstanding.clear();

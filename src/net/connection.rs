@@ -181,6 +181,14 @@ impl Connection {
         }
     }
 
+    /// Begins another connection to the same place.
+    ///
+    /// # Errors
+    /// As for [`Connection::start`].
+    pub fn another(&self) -> Result<Connection, NetError> {
+        Connection::start_shared(self.parameters.clone())
+    }
+
     fn raw(&self) -> *mut pq_sys::PGconn {
         self.conn.as_ptr()
     }
@@ -279,6 +287,12 @@ impl Connection {
 
     pub fn is_connected(&self) -> bool {
         self.phase == Phase::Connected && !self.is_broken()
+    }
+
+    /// The process that serves this connection, as the server names it; 0 before it is up.
+    pub fn remote_process(&self) -> i32 {
+        // SAFETY: live connection.
+        unsafe { pq_sys::PQbackendPID(self.raw()) }
     }
 
     /// Whether the server asked for a password and got the one that was given.

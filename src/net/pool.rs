@@ -26,6 +26,7 @@ use pgrx::pg_sys::{self, SubXactEvent, XactEvent};
 use pgrx::prelude::*;
 
 use super::connection::Connection;
+use super::error::NetError;
 
 /// What an idle connection may be reused for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -161,6 +162,31 @@ pub fn lease(key: PoolKey, connection: Connection) -> LeaseId {
     ensure_callbacks();
     // SAFETY: reads a counter of the current transaction.
     let subtransaction = unsafe { pg_sys::GetCurrentSubTransactionId() };
+    add_lease(key, subtransaction, connection)
+}
+
+/// A lease of another connection to where a leased one goes, for the same user and for as long.
+///
+/// # Errors
+/// [`NetError::NotReady`] if that lease has ended; else as for [`Connection::start`].
+pub fn lease_beside(id: LeaseId, limits: PoolLimits) -> Result<LeaseId, NetError> {
+    let (key, subtransaction) = with_registry(|registry| {
+        let lease = registry.leased.get(&id)?;
+        Some((lease.key, lease.subtransaction))
+    })
+    .ok_or(NetError::NotReady)?;
+    let connection = match take(&key, limits) {
+        Some(connection) => connection,
+        None => get(id).ok_or(NetError::NotReady)?.another()?,
+    };
+    Ok(add_lease(key, subtransaction, connection))
+}
+
+fn add_lease(
+    key: PoolKey,
+    subtransaction: pg_sys::SubTransactionId,
+    connection: Connection,
+) -> LeaseId {
     with_registry(|registry| {
         registry.last_lease += 1;
         let id = LeaseId(registry.last_lease);

@@ -88,3 +88,28 @@ pub fn comm_methods() -> &'static ffi::PqCommMethods {
     // SAFETY: set before any backend code runs, and never null in a backend.
     unsafe { &*ffi::PqCommMethods }
 }
+
+/// CPU time in nanoseconds of the backend with this process id; None if the session's user has no
+/// such backend.
+pub fn cpu_time(process: i32) -> Option<i64> {
+    // SAFETY: looks the process up in shared memory under its lock; the entry is only read, and one
+    // that was taken over meanwhile still has a valid role. The clock of a process that has ended
+    // is an error, not a danger.
+    unsafe {
+        let proc = pg_sys::BackendPidGetProc(process);
+        if proc.is_null() || (*proc).roleId != pg_sys::GetSessionUserId() {
+            return None;
+        }
+        let mut clock: libc::clockid_t = 0;
+        let mut time = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        if libc::clock_getcpuclockid(process, &mut clock) != 0
+            || libc::clock_gettime(clock, &mut time) != 0
+        {
+            return None;
+        }
+        Some(time.tv_sec * 1_000_000_000 + time.tv_nsec)
+    }
+}

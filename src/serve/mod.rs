@@ -65,6 +65,11 @@ pub fn serve(challenge: &[u8], atomic: bool) {
     copy_both::end();
 }
 
+/// CPU time of one of the caller's backends; see `pg::proc`.
+pub fn cpu_time(process: i32) -> Option<i64> {
+    crate::pg::proc::cpu_time(process)
+}
+
 /// Marks this backend as serving until dropped, also by an ERROR on its way through.
 struct Serving;
 

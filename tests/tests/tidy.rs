@@ -163,6 +163,7 @@ fn every_file_says_what_it_is_and_stays_readable() {
 #[test]
 fn the_library_needs_only_old_libpq_functions() {
     const KNOWN: &[&str] = &[
+        "PQbackendPID",
         "PQclear",
         "PQcmdTuples",
         "PQconndefaults",
