@@ -1,7 +1,7 @@
 # `make demo` shows the extension at work; `make test` runs everything that must pass.
 # Each target is a script of its own in scripts/, which says what it does and why.
 
-.PHONY: help setup install demo lint test bench-overhead bench-local
+.PHONY: help setup install demo lint test test-regress fuzz-queries bench-overhead bench-local
 
 help:
 	@echo "make setup    install what building and testing need (Debian 12 packages, cargo-pgrx)"
@@ -12,6 +12,10 @@ help:
 	@echo "make bench-overhead, make bench-local"
 	@echo "              what the extension costs where it cannot help; see docs/benchmarks.md"
 	@echo "make test     setup, lint, all tests; ends with 'N passed, N failed'"
+	@echo "make test-regress"
+	@echo "              PostgreSQL's own regression and isolation suites with everything shipped"
+	@echo "make fuzz-queries"
+	@echo "              random queries with and without replicas; SEED, QUERIES, ROUND"
 
 setup:
 	@scripts/setup.sh
@@ -27,6 +31,12 @@ lint:
 
 test:
 	@scripts/test.sh
+
+test-regress: install
+	@scripts/test-regress.sh
+
+fuzz-queries: install
+	@scripts/fuzz.sh
 
 bench-overhead bench-local: install
 	@scripts/bench.sh $(@:bench-%=%)

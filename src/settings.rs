@@ -30,10 +30,10 @@ unsafe impl Sync for EnumSetting {}
 static MODE: EnumSetting = EnumSetting(Cell::new(0));
 
 /// `config_enum_entry` holds raw pointers to static text.
-struct EnumEntries([pg_sys::config_enum_entry; 11]);
+struct EnumEntries<const N: usize>([pg_sys::config_enum_entry; N]);
 
 // SAFETY: the table is read only and points to static strings.
-unsafe impl Sync for EnumEntries {}
+unsafe impl<const N: usize> Sync for EnumEntries<N> {}
 
 const fn entry(name: &'static CStr, val: i32, hidden: bool) -> pg_sys::config_enum_entry {
     pg_sys::config_enum_entry {
@@ -44,7 +44,7 @@ const fn entry(name: &'static CStr, val: i32, hidden: bool) -> pg_sys::config_en
 }
 
 // The first name of a value is the one that SHOW prints.
-static MODE_ENTRIES: EnumEntries = EnumEntries([
+static MODE_ENTRIES: EnumEntries<11> = EnumEntries([
     entry(c"off", 0, false),
     entry(c"on", 1, false),
     entry(c"force", 2, false),
@@ -55,11 +55,23 @@ static MODE_ENTRIES: EnumEntries = EnumEntries([
     entry(c"true", 1, true),
     entry(c"no", 0, true),
     entry(c"yes", 1, true),
-    pg_sys::config_enum_entry {
-        name: std::ptr::null(),
-        val: 0,
-        hidden: false,
-    },
+    END_OF_ENTRIES,
+]);
+
+const END_OF_ENTRIES: pg_sys::config_enum_entry = pg_sys::config_enum_entry {
+    name: std::ptr::null(),
+    val: 0,
+    hidden: false,
+};
+
+/// `parallel_replicas.debug_force`, the counterpart of PostgreSQL's force_parallel_mode.
+static DEBUG_FORCE: EnumSetting = EnumSetting(Cell::new(0));
+
+static DEBUG_FORCE_ENTRIES: EnumEntries<4> = EnumEntries([
+    entry(c"off", 0, false),
+    entry(c"on", 1, false),
+    entry(c"regress", 2, false),
+    END_OF_ENTRIES,
 ]);
 
 static CLUSTER: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c"default"));
@@ -99,6 +111,7 @@ pub fn init() {
     }
     init_session_settings();
     init_server_settings();
+    init_developer_settings();
     // SAFETY: as above.
     unsafe { pg_sys::MarkGUCPrefixReserved(c"parallel_replicas".as_ptr()) };
 }
@@ -216,6 +229,28 @@ fn init_server_settings() {
     );
 }
 
+fn init_developer_settings() {
+    // SAFETY: called from the postmaster's library load, on the main thread; names and tables are
+    // static.
+    unsafe {
+        pg_sys::DefineCustomEnumVariable(
+            c"parallel_replicas.debug_force".as_ptr(),
+            c"Ships everything that can be shipped, whatever it costs, for tests.".as_ptr(),
+            c"Overrides enable_parallel_replicas; what cannot be shipped is executed locally \
+              without a word. With regress, EXPLAIN shows the plan without replicas."
+                .as_ptr(),
+            DEBUG_FORCE.0.as_ptr(),
+            0,
+            DEBUG_FORCE_ENTRIES.0.as_ptr(),
+            pg_sys::GucContext::PGC_USERSET,
+            GucFlags::EXPLAIN.bits() | pg_sys::GUC_NOT_IN_SAMPLE as i32,
+            None,
+            None,
+            None,
+        );
+    }
+}
+
 fn define_milliseconds(
     name: &'static CStr,
     short: &'static CStr,
@@ -236,11 +271,24 @@ fn define_milliseconds(
 }
 
 pub fn mode() -> Mode {
+    if is_debug_forced() {
+        return Mode::Force;
+    }
     match MODE.0.get() {
         0 => Mode::Off,
         1 => Mode::On,
         _ => Mode::Force,
     }
+}
+
+/// Replicas are used for a test's sake: no error tells that they cannot be.
+pub fn is_debug_forced() -> bool {
+    DEBUG_FORCE.0.get() != 0
+}
+
+/// EXPLAIN must show what it would show without replicas.
+pub fn is_hidden_from_explain() -> bool {
+    DEBUG_FORCE.0.get() == 2
 }
 
 pub fn cluster() -> String {

@@ -226,6 +226,10 @@ unsafe extern "C-unwind" fn exec_granule_scan(
 unsafe extern "C-unwind" fn next_range(node: *mut GranuleScanState) -> bool {
     // SAFETY: as the caller says.
     unsafe {
+        // The scan's beginning takes its predicate lock, which an empty table needs as well.
+        if (*node).scan.is_null() && pg_sys::XactIsoLevel == pg_sys::XACT_SERIALIZABLE as c_int {
+            begin_scan(node);
+        }
         loop {
             ffi::check_for_interrupts();
             let Some((start, blocks)) = next_granule(node) else {

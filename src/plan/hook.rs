@@ -70,6 +70,12 @@ unsafe extern "C-unwind" fn planner(
             end_nested(nested);
             return statement;
         }
+        if settings::is_hidden_from_explain() && is_for_explain() {
+            let marker = state::push_marker();
+            let statement = plan_without(parse, query_string, cursor_options, bound_params);
+            state::pop_marker(marker);
+            return statement;
+        }
         if settings::mode() == Mode::On && !state::is_explained() {
             if !candidate::finds_one_row(parse)
                 && candidate::is_candidate(parse, cursor_options, false)
@@ -182,17 +188,39 @@ fn is_the_users() -> bool {
     }
 }
 
+/// Is the plan for EXPLAIN to print?
+fn is_for_explain() -> bool {
+    if state::take_explained() {
+        return true;
+    }
+    // SAFETY: the portal that is being executed, if any, with its statements. EXPLAIN EXECUTE plans
+    // without calling the hook of EXPLAIN.
+    unsafe {
+        let portal = pg_sys::ActivePortal;
+        !portal.is_null()
+            && items::<pg_sys::PlannedStmt>((*portal).stmts).any(|statement| {
+                let utility = (*statement).utilityStmt;
+                !utility.is_null() && (*utility).type_ == pg_sys::NodeTag::T_ExplainStmt
+            })
+    }
+}
+
 /// Decides whether replicas are worth thinking about, and if so prepares for it.
 ///
 /// # Safety
 /// `parse` is the query to be planned.
 unsafe fn begin(parse: *mut pg_sys::Query, cursor_options: c_int) -> Option<Attempt> {
     let force = settings::mode() == Mode::Force;
-    let strict = force && is_the_users();
+    let strict = force && is_the_users() && !settings::is_debug_forced();
     state::set_explained(false);
     state::set_last_refused(None);
     // SAFETY: as the caller says.
     if !unsafe { candidate::is_candidate(parse, cursor_options, force) } {
+        return None;
+    }
+    // Under this level PostgreSQL's own choice of scans matters: they take predicate locks.
+    if is_serializable() && !strict {
+        state::set_last_refused(Some(Refused::new(Reason::Serializable, "")));
         return None;
     }
     let replicas = cluster::replicas(&settings::cluster());
@@ -200,6 +228,11 @@ unsafe fn begin(parse: *mut pg_sys::Query, cursor_options: c_int) -> Option<Atte
         return None;
     }
     Some(prepare(force, strict, replicas))
+}
+
+fn is_serializable() -> bool {
+    // SAFETY: a plain global.
+    unsafe { pg_sys::XactIsoLevel == pg_sys::XACT_SERIALIZABLE as c_int }
 }
 
 /// What the planner is made to see differently while replicas are considered.
@@ -222,7 +255,11 @@ fn prepare(force: bool, strict: bool, replicas: Rc<[Replica]>) -> Attempt {
     let links_per_replica = settings::links_per_replica();
     // The hash takes 256 participants, the task state 8192 processes.
     let most = 255.min(4096 / links_per_replica);
-    let replicas_used = available.min(settings::max_parallel_replicas()).min(most);
+    let replicas_used = if is_serializable() {
+        0
+    } else {
+        available.min(settings::max_parallel_replicas()).min(most)
+    };
     // SAFETY: a plain setting.
     let local_workers_limit = unsafe { pg_sys::max_parallel_workers_per_gather };
     let position = state::push(Start {
@@ -238,6 +275,8 @@ fn prepare(force: bool, strict: bool, replicas: Rc<[Replica]>) -> Attempt {
     if replicas_used == 0 {
         let reason = if available == 0 {
             Reason::NoReplica
+        } else if is_serializable() {
+            Reason::Serializable
         } else {
             Reason::NoReplicaAllowed
         };

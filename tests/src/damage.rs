@@ -85,14 +85,14 @@ pub fn damage_on(cluster: &Cluster, node: usize) -> Vec<Damage> {
     damage
 }
 
-/// Ordinary queries only; the setting does not exist where the library is not loaded.
+/// Ordinary queries only; the settings do not exist where the library is not loaded.
 fn switch_off(client: &mut Client) {
     client
         .batch_execute(
-            "SELECT set_config(name, '0', false) FROM pg_settings
-             WHERE name = 'enable_parallel_replicas'",
+            "SELECT set_config(name, 'off', false) FROM pg_settings
+             WHERE name IN ('enable_parallel_replicas', 'parallel_replicas.debug_force')",
         )
-        .expect("the setting can be set");
+        .expect("the settings can be set");
 }
 
 /// For every permanent table and materialised view outside the system schemas: its name, and a

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Random queries with replicas and without; see tests/src/bin/fuzz.rs for SEED, QUERIES and ROUND.
+set -euo pipefail
+# shellcheck source=scripts/common.sh
+source "$(dirname "$0")/common.sh"
+
+step "Building the generator"
+cargo build -p parallel_replicas_tests --bin fuzz
+exec cargo run --quiet -p parallel_replicas_tests --bin fuzz
