@@ -5,6 +5,7 @@
 mod checks;
 mod events;
 mod fdw;
+mod log;
 mod replicas;
 mod serve;
 

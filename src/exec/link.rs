@@ -26,6 +26,7 @@ use crate::net::{ConnectPoll, Connection, CopyBuffer, CopyRead, ResultRead, Resu
 use crate::pg::wait::now_micros;
 use crate::secret;
 use crate::shm::events::{self, Event};
+use crate::shm::logs::Step;
 use parallel_replicas_core::frame::{
     self, FragmentReport, Hello, Nonce, Refusal, ToCoordinator, ToReplica,
 };
@@ -236,6 +237,7 @@ impl Link {
                     ConnectPoll::NeedWrite => self.wants_write = true,
                     ConnectPoll::Ready => {
                         self.was_connected = true;
+                        shared.step(self, Step::Connected, 0, 0, "");
                         self.call(connection, shared)?;
                     }
                     ConnectPoll::Failed(error) => {
@@ -355,6 +357,7 @@ impl Link {
                 let started = now_micros();
                 self.replay_wait_us = announcement.replay_wait_us;
                 events::add(Event::ReplayWaitMicroseconds, announcement.replay_wait_us);
+                shared.step(self, Step::Announced, 0, announcement.replay_wait_us, "");
                 self.phase = Phase::Working;
                 events::add(
                     Event::HandleAnnouncementMicroseconds,
@@ -475,17 +478,16 @@ impl Link {
             let process = self.process;
             // SAFETY: laid out before the links were serviced for the first time.
             let task = unsafe {
-                tasks::with(memory, |state| {
-                    Ok(if idle {
-                        state.request(process, started)
-                    } else {
-                        state.request_ahead(process, started)
-                    })
-                })
+                if idle {
+                    tasks::request(memory, process)
+                } else {
+                    tasks::request_ahead(memory, process)
+                }
             };
             let Some(task) = task else {
                 if idle {
                     self.send(&ToReplica::Finish { scan }, connection)?;
+                    shared.step(self, Step::NothingLeft, 0, 0, "");
                     // Sorting and hashing may take long, and the replica cannot speak then.
                     self.deadline = 0;
                 }
@@ -503,6 +505,7 @@ impl Link {
                 },
                 connection,
             )?;
+            shared.task_step(self, Step::Given, scan, &task);
             self.outstanding.push_back((scan, task));
             self.tasks_taken += 1;
             if !idle {
@@ -535,6 +538,7 @@ impl Link {
                         }
                     });
                 }
+                shared.task_step(self, Step::Done, scan, &task);
                 if shared.streaming {
                     self.ready
                         .append(&mut self.pending, shared.memory_limit, shared.context);
@@ -576,6 +580,7 @@ impl Link {
         self.rows = report.rows;
         events::add(Event::RowsReceived, report.rows);
         events::add(Event::BytesReceived, self.bytes);
+        shared.step(self, Step::Delivered, report.rows, self.bytes, "");
         self.report = Some(report);
         self.outcome = Outcome::Done;
         self.phase = Phase::Ending;
@@ -611,14 +616,17 @@ impl Link {
     /// Tells the server's log what became of the link.
     fn log(&self, shared: &Shared) {
         let name = shared.replica_name(self.replica);
+        let query = shared.query_label();
         match &self.outcome {
-            Outcome::Lost(why) => pgrx::log!("replica \"{name}\" was lost: {why}"),
+            Outcome::Lost(why) => pgrx::log!("{query}: replica \"{name}\" was lost: {why}"),
             Outcome::Refused(refusal) => pgrx::log!(
-                "replica \"{name}\" refused to take part: {} ({})",
+                "{query}: replica \"{name}\" refused to take part: {} ({})",
                 refusal.reason,
                 refusal.detail
             ),
-            Outcome::Unavailable(why) => pgrx::log!("replica \"{name}\" was unavailable: {why}"),
+            Outcome::Unavailable(why) => {
+                pgrx::log!("{query}: replica \"{name}\" was unavailable: {why}");
+            }
             Outcome::Running | Outcome::Done | Outcome::Unused | Outcome::Stopped => {}
         }
     }
@@ -627,6 +635,7 @@ impl Link {
     fn close(&mut self, shared: &mut Shared) {
         if self.is_live() {
             let counted = matches!(self.outcome, Outcome::Lost(_));
+            let mut granules = 0;
             for node in &shared.scans {
                 // SAFETY: the scan's state lives as long as the query.
                 let memory = unsafe { granule_scan::task_memory(*node) };
@@ -634,6 +643,7 @@ impl Link {
                     let process = self.process;
                     // SAFETY: as above.
                     let lost = unsafe { tasks::with(memory, |state| state.lose(process)) };
+                    granules += u64::from(lost);
                     if counted {
                         events::add(Event::RetriedMarks, u64::from(lost));
                     }
@@ -641,6 +651,7 @@ impl Link {
             }
             self.pending.clear();
             self.outstanding.clear();
+            shared.ending_step(self, granules);
         }
         self.phase = Phase::Closed;
         if let Some(lease) = self.lease.take() {
@@ -667,6 +678,7 @@ impl Link {
         } else {
             Outcome::Unused
         };
+        shared.step(self, Step::Stopped, 0, 0, "");
         if self.phase == Phase::Connecting {
             self.phase = Phase::Closed;
             self.release(shared);
