@@ -4,6 +4,7 @@
 
 mod checks;
 mod events;
+mod everywhere;
 mod fdw;
 mod log;
 mod replicas;

@@ -28,6 +28,7 @@ impl Serving {
                     database: pg_sys::MyDatabaseId.to_u32(),
                     pid: pg_sys::MyProcPid,
                 },
+                session_user: pg_sys::GetSessionUserId().to_u32(),
                 start: pg_sys::GetCurrentTimestamp(),
                 text: Text::new(&text),
             }

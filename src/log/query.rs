@@ -84,6 +84,7 @@ pub unsafe fn enter(estate: *mut pg_sys::EState) -> Scope {
             Kind::Query,
             &About {
                 origin,
+                session_user: origin.user,
                 start: entry.start,
                 text: entry.text,
             },

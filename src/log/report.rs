@@ -26,9 +26,12 @@ impl Reader {
     }
 
     fn sees(&self, origin: &Origin) -> bool {
+        self.has(origin.user)
+    }
+
+    fn has(&self, role: u32) -> bool {
         // SAFETY: as above; a role that is gone is nobody's.
-        self.sees_all
-            || unsafe { pg_sys::has_privs_of_role(self.user, pg_sys::Oid::from(origin.user)) }
+        self.sees_all || unsafe { pg_sys::has_privs_of_role(self.user, pg_sys::Oid::from(role)) }
     }
 }
 
@@ -54,7 +57,7 @@ pub fn steps(query: Option<[u8; 16]>) -> Vec<StepEntry> {
 pub fn running(kind: Kind) -> Vec<Seen> {
     let reader = Reader::new();
     let mut seen = running::all(kind);
-    seen.retain(|seen| reader.sees(&seen.about.origin));
+    seen.retain(|seen| reader.sees(&seen.about.origin) || reader.has(seen.about.session_user));
     seen
 }
 

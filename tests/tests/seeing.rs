@@ -1,6 +1,6 @@
 //! A query can be seen: while it runs and afterwards, on the coordinator and on its replicas.
 
-use parallel_replicas_tests::{Cluster, PRIMARY, SOON, text, wait_until};
+use parallel_replicas_tests::{Cluster, PRIMARY, SOON, StopMode, text, wait_until};
 use postgres::Client;
 use std::thread;
 
@@ -433,4 +433,95 @@ fn a_query_is_seen_while_it_runs() {
             )
         });
     }
+}
+
+/// One statement shows every server; one that is down is a warning.
+#[test]
+fn all_servers_are_seen_from_one() {
+    let mut cluster = cluster();
+    let mut client = session(&cluster);
+    count(&mut client);
+    let served = "SELECT count(*)::text FROM parallel_replicas.cluster_events
+                   WHERE event = 'ParallelReplicasServedCount' AND value > 0
+                     AND replica ~ '^standby' AND hostname = parallel_replicas.hostname()";
+    wait_until(SOON, "both replicas have counted", || {
+        text(&mut client, served) == "2"
+    });
+    let servers = "SELECT string_agg(DISTINCT replica, ' ' ORDER BY replica)
+                     FROM parallel_replicas.cluster_events";
+    assert_eq!(text(&mut client, servers), "local standby1 standby2");
+    let id = last_id(&mut client);
+    assert!(is_true(
+        &mut client,
+        &format!(
+            "SELECT count(*) = 1 AND min(replica) = 'local'
+               FROM parallel_replicas.cluster_query_log WHERE query_id = '{id}'"
+        )
+    ));
+    a_table_of_any_name_is_read(&cluster, &mut client);
+    running_fragments_are_seen_from_the_coordinator(&cluster);
+
+    cluster.stop(2, StopMode::Fast);
+    let output = cluster.psql_output(
+        PRIMARY,
+        &["-At"],
+        "SELECT DISTINCT replica FROM parallel_replicas.cluster_events ORDER BY 1",
+    );
+    assert!(output.status.success());
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "local\nstandby1\n");
+    let warning = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        warning.contains("WARNING:  could not read from replica \"standby2\"")
+            && warning.contains("DETAIL:  could not connect to replica:"),
+        "{warning}"
+    );
+}
+
+/// With its nulls and its odd characters.
+fn a_table_of_any_name_is_read(cluster: &Cluster, client: &mut Client) {
+    client
+        .batch_execute(
+            r#"CREATE SCHEMA "odd schema"; CREATE TABLE "odd schema"."a ""b"(n int, w text);
+               INSERT INTO "odd schema"."a ""b" VALUES (1, NULL), (NULL, '("x",)')"#,
+        )
+        .expect("table");
+    cluster.wait_all_caught_up();
+    let rows = r#"SELECT string_agg(format('%s %s %s', replica, coalesce(("row").n, 0), ("row").w), ';'
+                                    ORDER BY replica, ("row").n)
+                    FROM parallel_replicas.cluster_all_replicas('default', NULL::"odd schema"."a ""b")"#;
+    assert_eq!(
+        text(client, rows),
+        ["local", "standby1", "standby2"]
+            .map(|server| format!("{server} 1 ;{server} 0 (\"x\",)"))
+            .join(";")
+    );
+    let wrong = client
+        .query(
+            "SELECT parallel_replicas.cluster_all_replicas('default', 1)",
+            &[],
+        )
+        .expect_err("no row type");
+    let wrong = wrong.as_db_error().expect("the server's own error");
+    assert_eq!(wrong.code().code(), "42809");
+}
+
+fn running_fragments_are_seen_from_the_coordinator(cluster: &Cluster) {
+    let mut client = session(cluster);
+    count(&mut client);
+    let slow = thread::spawn(move || {
+        text(
+            &mut client,
+            "SELECT sum(length(repeat(pad, 3000)))::text FROM t",
+        )
+    });
+    let mut observer = cluster.connect(PRIMARY);
+    wait_until(SOON, "fragments on both replicas", || {
+        is_true(
+            &mut observer,
+            "SELECT count(DISTINCT f.replica) = 2 AND count(DISTINCT f.query_id) = 1
+               FROM parallel_replicas.cluster_running_fragments f
+               JOIN parallel_replicas.running_queries q USING (query_id)",
+        )
+    });
+    slow.join().expect("the query ends");
 }

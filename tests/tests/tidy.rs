@@ -57,7 +57,7 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ),
         (
             "api",
-            vec!["cluster", "error", "net", "serve", "shm", "log"],
+            vec!["cluster", "error", "net", "serve", "shm", "log", "settings"],
         ),
     ]
     .into_iter()
