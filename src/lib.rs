@@ -10,6 +10,7 @@ mod api;
 mod cluster;
 mod error;
 mod exec;
+mod log;
 mod net;
 mod pg;
 mod plan;

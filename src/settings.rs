@@ -5,7 +5,7 @@
 //! next start, and they therefore refuse the file and ALTER SYSTEM. Everything else is
 //! `parallel_replicas.*` and may stand in postgresql.conf.
 
-use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, pg_sys};
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum, pg_sys};
 use std::cell::Cell;
 use std::ffi::{CStr, CString};
 
@@ -18,6 +18,20 @@ pub enum Mode {
     On,
     /// Replicas take part wherever a fragment can be shipped; an error where it cannot.
     Force,
+}
+
+/// `parallel_replicas.log_level`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, PostgresGucEnum)]
+pub enum LogLevel {
+    /// Nothing is kept.
+    #[name = c"off"]
+    Off,
+    /// Queries, and a few steps of each.
+    #[name = c"summary"]
+    Summary,
+    /// Every request and answer too, for `query_timeline`.
+    #[name = c"trace"]
+    Trace,
 }
 
 /// A setting's storage that PostgreSQL writes through a raw pointer.
@@ -85,6 +99,9 @@ static REPLAY_WAIT_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static STALL_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static IDLE_LINK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(300);
 static TUPLE_COST: GucSetting<f64> = GucSetting::<f64>::new(0.2);
+static LOG_LEVEL: GucSetting<LogLevel> = GucSetting::<LogLevel>::new(LogLevel::Summary);
+static QUERY_LOG_SIZE: GucSetting<i32> = GucSetting::<i32>::new(512);
+static TEXT_LOG_SIZE: GucSetting<i32> = GucSetting::<i32>::new(8192);
 static SETUP_COST: GucSetting<f64> = GucSetting::<f64>::new(1000.0);
 
 /// Defines every setting. Called once, from the library's initialisation.
@@ -112,6 +129,7 @@ pub fn init() {
     init_session_settings();
     init_server_settings();
     init_developer_settings();
+    init_log_settings();
     // SAFETY: as above.
     unsafe { pg_sys::MarkGUCPrefixReserved(c"parallel_replicas".as_ptr()) };
 }
@@ -251,6 +269,38 @@ fn init_developer_settings() {
     }
 }
 
+fn init_log_settings() {
+    GucRegistry::define_enum_guc(
+        c"parallel_replicas.log_level",
+        c"Sets what is kept about queries in query_log and text_log.",
+        c"off: nothing. summary: queries and a few steps of each. trace: every request for a task and \
+          its answer, too.",
+        &LOG_LEVEL,
+        GucContext::Userset,
+        GucFlags::empty(),
+    );
+    GucRegistry::define_int_guc(
+        c"parallel_replicas.query_log_size",
+        c"Sets how many queries parallel_replicas.query_log keeps.",
+        c"About 2 kB of shared memory each. 0 keeps none.",
+        &QUERY_LOG_SIZE,
+        0,
+        1_000_000,
+        GucContext::Postmaster,
+        GucFlags::empty(),
+    );
+    GucRegistry::define_int_guc(
+        c"parallel_replicas.text_log_size",
+        c"Sets how many steps of queries parallel_replicas.text_log keeps.",
+        c"About 350 bytes of shared memory each. 0 keeps none.",
+        &TEXT_LOG_SIZE,
+        0,
+        10_000_000,
+        GucContext::Postmaster,
+        GucFlags::empty(),
+    );
+}
+
 fn define_milliseconds(
     name: &'static CStr,
     short: &'static CStr,
@@ -343,4 +393,16 @@ pub fn tuple_cost() -> f64 {
 
 pub fn setup_cost() -> f64 {
     SETUP_COST.get()
+}
+
+pub fn log_level() -> LogLevel {
+    LOG_LEVEL.get()
+}
+
+pub fn query_log_size() -> u32 {
+    QUERY_LOG_SIZE.get().max(0) as u32
+}
+
+pub fn text_log_size() -> u32 {
+    TEXT_LOG_SIZE.get().max(0) as u32
 }

@@ -4,7 +4,9 @@
 
 mod checks;
 mod events;
+mod everywhere;
 mod fdw;
+mod log;
 mod replicas;
 mod serve;
 

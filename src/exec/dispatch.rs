@@ -10,13 +10,17 @@ use super::link::{Link, Outcome, Phase};
 use super::tasks;
 use super::watch::Watch;
 use crate::cluster::{self, Replica};
+use crate::log::steps::{self, Process};
+use crate::log::{Scope, query};
 use crate::net::Connection;
 use crate::net::pool::{self, PoolLimits};
 use crate::pg::wait::{self, now_micros};
 use crate::plan::private::PlannedReplica;
 use crate::shm::events::{self, Event};
+use crate::shm::logs::Step;
 use crate::{secret, settings};
 use parallel_replicas_core::frame::Identity;
+use parallel_replicas_core::task_state::Task;
 use pgrx::pg_sys;
 use std::rc::Rc;
 use std::time::Duration;
@@ -42,6 +46,8 @@ pub struct Shared {
     replay_wait_us: u64,
     first_replica: u16,
     names: Vec<String>,
+    /// Whom to tell what happens.
+    scope: Scope,
 }
 
 impl Shared {
@@ -49,6 +55,44 @@ impl Shared {
     pub fn replica_name(&self, number: u16) -> &str {
         let index = usize::from(number.saturating_sub(self.first_replica));
         self.names.get(index).map_or("", String::as_str)
+    }
+
+    /// Tells the log about a step of a link.
+    pub fn step(&self, link: &Link, step: Step, count: u64, amount: u64, detail: &str) {
+        steps::process(&self.scope, self.who(link), step, count, amount, detail);
+    }
+
+    /// Tells the log that a link got a task, or has worked through it.
+    pub fn task_step(&self, link: &Link, step: Step, scan: u32, task: &Task) {
+        match step {
+            Step::Done => steps::done(&self.scope, self.who(link), scan, task),
+            _ => steps::given(&self.scope, self.who(link), scan, task),
+        }
+    }
+
+    /// Tells the log why a link ended early, with the granules that went back.
+    pub fn ending_step(&self, link: &Link, granules: u64) {
+        match &link.outcome {
+            Outcome::Lost(why) => self.step(link, Step::Lost, granules, 0, why),
+            Outcome::Unavailable(why) => self.step(link, Step::Unavailable, 0, 0, why),
+            Outcome::Refused(refusal) => {
+                let why = format!("{} ({})", refusal.reason, refusal.detail);
+                self.step(link, Step::Refused, 0, 0, &why);
+            }
+            Outcome::Running | Outcome::Done | Outcome::Unused | Outcome::Stopped => {}
+        }
+    }
+
+    fn who(&self, link: &Link) -> Process<'_> {
+        Process {
+            number: link.process,
+            replica: self.replica_name(link.replica),
+        }
+    }
+
+    /// The query, for messages.
+    pub fn query_label(&self) -> String {
+        query::label(&self.scope.origin.query_id)
     }
 
     /// From now, when silence is a failure.
@@ -88,6 +132,7 @@ impl Dispatch {
         scans: Vec<*mut GranuleScanState>,
         streaming: bool,
         context: pg_sys::MemoryContext,
+        scope: Scope,
     ) -> Self {
         // SAFETY: plain setting, in kilobytes.
         let work_mem = unsafe { pg_sys::work_mem }.max(64) as usize * 1024;
@@ -116,6 +161,7 @@ impl Dispatch {
                 .iter()
                 .map(|replica| replica.name.clone())
                 .collect(),
+            scope,
         };
         let known = cluster::all_replicas();
         let mut links = Vec::with_capacity(replicas.len() * per_replica);
@@ -133,9 +179,19 @@ impl Dispatch {
                     Some(_) => Err("the extension is not installed in this database".to_owned()),
                     None => Err("the server was dropped".to_owned()),
                 };
-                links.push(
-                    opened.unwrap_or_else(|why| Link::unavailable(replica_number, process, why)),
-                );
+                let link = match opened {
+                    Ok(link) => {
+                        let reused = u64::from(link.was_connected);
+                        shared.step(&link, Step::Connecting, 0, reused, "");
+                        link
+                    }
+                    Err(why) => {
+                        let link = Link::unavailable(replica_number, process, why.clone());
+                        shared.step(&link, Step::Unavailable, 0, 0, &why);
+                        link
+                    }
+                };
+                links.push(link);
             }
         }
         Dispatch { links, shared }

@@ -8,8 +8,11 @@
 #![allow(ffi_unwind_calls)]
 
 use super::tasks::{self, Participants, SharedTasks};
+use crate::log::fragment;
+use crate::log::steps::{self, Process};
 use crate::pg::{executor, ffi};
 use crate::plan::private::{GRANULE_SCAN_NAME, GranuleScanPrivate, from_list};
+use crate::shm::logs::Step;
 use parallel_replicas_core::task_state::{ScanSpec, Task};
 use pgrx::pg_sys;
 use std::cell::Cell;
@@ -298,7 +301,9 @@ unsafe fn next_granule(node: *mut GranuleScanState) -> Option<(u32, u32)> {
             if let Some(between_tasks) = (*node).between_tasks {
                 between_tasks((*node).between_tasks_context);
             }
-            (*node).task = tasks::request(tasks, process)?;
+            let task = tasks::request(tasks, process);
+            report(tasks, process, task.as_ref());
+            (*node).task = task?;
             (*node).task_active = true;
             (*node).next_granule = (*node).task.start_granule;
         }
@@ -307,6 +312,23 @@ unsafe fn next_granule(node: *mut GranuleScanState) -> Option<(u32, u32)> {
         let size = (*tasks).granule_blocks;
         let start = granule * size;
         Some((start, size.min((*tasks).blocks - start)))
+    }
+}
+
+/// Tells the log what a local process got.
+///
+/// # Safety
+/// `tasks` is laid out.
+unsafe fn report(tasks: *mut SharedTasks, process: u16, task: Option<&Task>) {
+    let who = Process {
+        number: process,
+        replica: "",
+    };
+    // SAFETY: as the caller says; both are fixed since then.
+    let (scope, scan) = unsafe { ((*tasks).scope, (*tasks).scan) };
+    match task {
+        Some(task) => steps::given(&scope, who, scan, task),
+        None => steps::process(&scope, who, Step::NothingLeft, 0, 0, ""),
     }
 }
 
@@ -332,6 +354,7 @@ unsafe fn next_link_granule(node: *mut GranuleScanState, source: LinkSource) -> 
         let blocks = (*node).granule_blocks.min((*node).link_blocks_left);
         (*node).link_next_block += blocks;
         (*node).link_blocks_left -= blocks;
+        fragment::granule_read();
         Some((start, blocks))
     }
 }
@@ -435,6 +458,7 @@ pub unsafe fn init_private_tasks(node: *mut GranuleScanState) {
             (*node).private_bytes = bytes;
         }
         check(tasks::init((*node).tasks, &spec, participants, false));
+        (*(*node).tasks).scan = (*node).scan_index;
         reset(node);
     }
 }
@@ -578,6 +602,7 @@ unsafe extern "C-unwind" fn initialize_dsm_custom_scan(
         check(with_participants(node, pcxt, |participants| {
             tasks::init((*node).tasks, &spec, participants, true)
         }));
+        (*(*node).tasks).scan = (*node).scan_index;
         reset(node);
     }
 }

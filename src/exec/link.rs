@@ -29,6 +29,7 @@ use crate::net::{ConnectPoll, Connection, CopyBuffer, CopyRead, ResultRead, Resu
 use crate::pg::wait::{Interest, now_micros};
 use crate::secret;
 use crate::shm::events::{self, Event};
+use crate::shm::logs::Step;
 use parallel_replicas_core::frame::{
     self, FragmentReport, Hello, Nonce, Refusal, ToCoordinator, ToReplica,
 };
@@ -278,6 +279,7 @@ impl Link {
                     ConnectPoll::NeedWrite => self.wants_write = true,
                     ConnectPoll::Ready => {
                         self.was_connected = true;
+                        shared.step(self, Step::Connected, 0, 0, "");
                         self.call(connection, shared)?;
                     }
                     ConnectPoll::Failed(error) => {
@@ -397,6 +399,7 @@ impl Link {
                 let started = now_micros();
                 self.replay_wait_us = announcement.replay_wait_us;
                 events::add(Event::ReplayWaitMicroseconds, announcement.replay_wait_us);
+                shared.step(self, Step::Announced, 0, announcement.replay_wait_us, "");
                 self.phase = Phase::Working;
                 self.watch = Some(shared.watch());
                 events::add(
@@ -523,17 +526,16 @@ impl Link {
             let process = self.process;
             // SAFETY: laid out before the links were serviced for the first time.
             let task = unsafe {
-                tasks::with(memory, |state| {
-                    Ok(if idle {
-                        state.request(process, started)
-                    } else {
-                        state.request_ahead(process, started)
-                    })
-                })
+                if idle {
+                    tasks::request(memory, process)
+                } else {
+                    tasks::request_ahead(memory, process)
+                }
             };
             let Some(task) = task else {
                 if idle {
                     self.send(&ToReplica::Finish { scan }, connection)?;
+                    shared.step(self, Step::NothingLeft, 0, 0, "");
                 }
                 break;
             };
@@ -549,6 +551,7 @@ impl Link {
                 },
                 connection,
             )?;
+            shared.task_step(self, Step::Given, scan, &task);
             self.outstanding.push_back((scan, task));
             self.tasks_taken += 1;
             if !idle {
@@ -581,6 +584,7 @@ impl Link {
                         }
                     });
                 }
+                shared.task_step(self, Step::Done, scan, &task);
                 if shared.streaming {
                     self.ready
                         .append(&mut self.pending, shared.memory_limit, shared.context);
@@ -622,6 +626,7 @@ impl Link {
         self.rows = report.rows;
         events::add(Event::RowsReceived, report.rows);
         events::add(Event::BytesReceived, self.bytes);
+        shared.step(self, Step::Delivered, report.rows, self.bytes, "");
         self.report = Some(report);
         self.outcome = Outcome::Done;
         self.phase = Phase::Ending;
@@ -658,14 +663,17 @@ impl Link {
     /// Tells the server's log what became of the link.
     fn log(&self, shared: &Shared) {
         let name = shared.replica_name(self.replica);
+        let query = shared.query_label();
         match &self.outcome {
-            Outcome::Lost(why) => pgrx::log!("replica \"{name}\" was lost: {why}"),
+            Outcome::Lost(why) => pgrx::log!("{query}: replica \"{name}\" was lost: {why}"),
             Outcome::Refused(refusal) => pgrx::log!(
-                "replica \"{name}\" refused to take part: {} ({})",
+                "{query}: replica \"{name}\" refused to take part: {} ({})",
                 refusal.reason,
                 refusal.detail
             ),
-            Outcome::Unavailable(why) => pgrx::log!("replica \"{name}\" was unavailable: {why}"),
+            Outcome::Unavailable(why) => {
+                pgrx::log!("{query}: replica \"{name}\" was unavailable: {why}");
+            }
             Outcome::Running | Outcome::Done | Outcome::Unused | Outcome::Stopped => {}
         }
     }
@@ -674,6 +682,7 @@ impl Link {
     fn close(&mut self, shared: &mut Shared) {
         if self.is_live() {
             let counted = matches!(self.outcome, Outcome::Lost(_));
+            let mut granules = 0;
             for node in &shared.scans {
                 // SAFETY: the scan's state lives as long as the query.
                 let memory = unsafe { granule_scan::task_memory(*node) };
@@ -681,6 +690,7 @@ impl Link {
                     let process = self.process;
                     // SAFETY: as above.
                     let lost = unsafe { tasks::with(memory, |state| state.lose(process)) };
+                    granules += u64::from(lost);
                     if counted {
                         events::add(Event::RetriedMarks, u64::from(lost));
                     }
@@ -688,6 +698,7 @@ impl Link {
             }
             self.pending.clear();
             self.outstanding.clear();
+            shared.ending_step(self, granules);
         }
         self.phase = Phase::Closed;
         self.stop_watching(shared);
@@ -715,6 +726,7 @@ impl Link {
         } else {
             Outcome::Unused
         };
+        shared.step(self, Step::Stopped, 0, 0, "");
         if self.phase == Phase::Connecting {
             self.phase = Phase::Closed;
             self.release(shared);

@@ -2,6 +2,7 @@
 //!
 //! Policy (who reads which granule) is the core's; this room carries it out.
 
+mod account;
 pub mod dispatch;
 pub mod explain;
 mod failure;

@@ -12,10 +12,10 @@
 #![allow(ffi_unwind_calls)]
 
 use super::state::{LEADER, Next, SERVICE_INTERVAL, State};
-use super::{explain, granule_scan, local, merge, start};
+use super::{account, explain, granule_scan, local, merge, start};
+use crate::log::query;
 use crate::pg::{executor, ffi, wait};
 use crate::plan::private::{PARALLEL_REPLICAS_NAME, ParallelReplicasPrivate, from_list};
-use crate::shm::events::{self, Event};
 use pgrx::pg_sys;
 use std::ffi::{c_int, c_void};
 
@@ -391,10 +391,13 @@ pub unsafe extern "C-unwind" fn next_step(node: *mut ParallelReplicasState) -> N
 pub unsafe extern "C-unwind" fn wait_for_events(node: *mut ParallelReplicasState) {
     const EVENT: u32 = pg_sys::WaitEventIPC::WAIT_EVENT_EXECUTE_GATHER;
     // SAFETY: the state is ours.
-    match unsafe { &mut (*(*node).state).dispatch } {
+    let state = unsafe { &mut *(*node).state };
+    let started = wait::now_micros();
+    match &mut state.dispatch {
         Some(dispatch) => dispatch.wait(60_000, EVENT),
         None => wait::latch_or_sockets(&[], 60_000, EVENT),
     }
+    state.waited_us += wait::now_micros() - started;
 }
 
 /// All rows have been passed on: checks that every granule was counted once, and lets go of links.
@@ -419,24 +422,14 @@ unsafe fn stop_links(node: *mut ParallelReplicasState) {
             if state.started && state.summary.is_none() {
                 state.summarise();
             }
+            account::settle(state, (*node).css.ss.ps.state);
             return;
         };
         dispatch.stop(&state.private.replicas);
         dispatch.count_events(state.private.available);
         let instrumented = (*(*node).css.ss.ps.state).es_instrument != 0;
         state.summarise();
-        if let Some(summary) = &state.summary {
-            let all = summary.replicas.iter().map(|replica| &replica.counters);
-            for counters in all.chain([&summary.local]) {
-                events::add(Event::NumRequests, u64::from(counters.requests));
-                events::add(Event::ReadAssignedMarks, u64::from(counters.own));
-                events::add(
-                    Event::ReadAssignedForStealingMarks,
-                    u64::from(counters.by_hash),
-                );
-                events::add(Event::ReadUnassignedMarks, u64::from(counters.rest));
-            }
-        }
+        account::settle(state, (*node).css.ss.ps.state);
         if let Some(dispatch) = state.dispatch.take() {
             for link in &dispatch.links {
                 if let Some(report) = &link.report {
@@ -486,6 +479,7 @@ unsafe extern "C-unwind" fn summarise(node: *mut ParallelReplicasState) {
         if state.started && (state.summary.is_none() || state.refused.is_some()) {
             state.summarise();
         }
+        account::settle(state, (*node).css.ss.ps.state);
     }
 }
 
@@ -508,7 +502,14 @@ unsafe extern "C-unwind" fn end_custom_scan(css: *mut pg_sys::CustomScanState) {
         ffi::exec_end_node((*css).ss.ps.lefttree);
         shutdown_custom_scan(css);
         stop_links_guarded(css.cast());
+        ended(css.cast());
     }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn ended(node: *mut ParallelReplicasState) {
+    // SAFETY: the state is ours.
+    query::ended(unsafe { (*node).css.ss.ps.state });
 }
 
 /// Has the fragment executed anew, as a changed parameter would: no node may hand out again what it

@@ -9,7 +9,8 @@ use super::dispatch::Dispatch;
 use super::parallel_replicas::{ParallelReplicasState, between_tasks};
 use super::state::State;
 use super::tasks::{LOCAL_REPLICA, Participants};
-use super::{granule_scan, local, shipment};
+use super::{granule_scan, local, shipment, tasks};
+use crate::log::{query, steps};
 use crate::pg::{ffi, plan};
 use crate::plan::hook::cannot_use_replicas;
 use crate::shm::events::{self, Event};
@@ -59,12 +60,14 @@ unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
         let state = &mut *(*node).state;
         let ps = &raw mut (*node).css.ss.ps;
         let estate = (*ps).state;
+        let scope = query::enter(estate);
         let first = state.participants.processes.is_empty();
         // Once a parallel context exists, its memory is sized for these participants.
         if first || state.refused.is_none() {
             state.refused = shipment::check(estate).err();
         }
         if let Some(why) = &state.refused {
+            query::not_used(estate, &scope, why.reason.code(), &why.describe());
             if state.private.strict && why.reason != Reason::SwitchedOff {
                 cannot_use_replicas(why);
             }
@@ -81,6 +84,7 @@ unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
             };
             state.participants = participants(state);
         }
+        state.participants.scope = scope;
         for scan in &state.scans {
             granule_scan::manage(*scan, &state.participants);
             granule_scan::call_between_tasks(*scan, between_tasks, node.cast());
@@ -127,12 +131,13 @@ unsafe extern "C-unwind" fn dispatch(node: *mut ParallelReplicasState) {
         let state = &mut *(*node).state;
         let ps = &raw mut (*node).css.ss.ps;
         let estate = (*ps).state;
-        let mut query_id = [0_u8; 16];
-        pg_sys::pg_strong_random(query_id.as_mut_ptr().cast(), query_id.len());
-        let begin = match shipment::begin(&state.private, (*(*ps).plan).lefttree, estate, query_id)
-        {
+        let scope = state.participants.scope;
+        let fragment = (*(*ps).plan).lefttree;
+        let id = scope.origin.query_id;
+        let begin = match shipment::begin(&state.private, fragment, estate, id) {
             Ok(begin) => begin,
             Err(why) => {
+                query::not_used(estate, &scope, why.reason.code(), &why.describe());
                 if state.private.strict {
                     cannot_use_replicas(&why);
                 }
@@ -155,6 +160,7 @@ unsafe extern "C-unwind" fn dispatch(node: *mut ParallelReplicasState) {
             state.scans.clone(),
             state.private.streaming,
             (*estate).es_query_cxt,
+            scope,
         ));
     }
 }
@@ -178,10 +184,25 @@ unsafe extern "C-unwind" fn lay_out(node: *mut ParallelReplicasState) {
                 granule_scan::start_small(*scan);
             }
         }
+        let granules = state.scans.iter().map(|scan| {
+            let memory = granule_scan::task_memory(*scan);
+            u64::from(tasks::with(memory, |state| Ok(state.selected())))
+        });
+        steps::started(
+            &state.participants.scope,
+            granules.sum(),
+            state
+                .dispatch
+                .as_ref()
+                .map_or(0, |_| state.private.replicas.len()),
+            state.workers_launched,
+        );
         state.take_readers();
         state.leading =
             state.workers_launched == 0 && (state.dispatch.is_none() || state.private.local_plan);
         state.until_service = 0;
+        state.accounted = false;
+        state.waited_us = 0;
         state.unneeded = vec![false; state.scans.len()];
         state.unassigned_at_last_round = 0;
     }

@@ -7,7 +7,7 @@ use super::dispatch::Dispatch;
 use super::granule_scan::{self, GranuleScanState};
 use super::link::{Link, Outcome};
 use super::merge::Merge;
-use super::tasks::{self, Participants};
+use super::tasks::{self, Participants, Spent};
 use crate::pg::ffi;
 use crate::plan::private::{ParallelReplicasPrivate, Refused};
 use parallel_replicas_core::task_state::ProcessCounters;
@@ -53,6 +53,10 @@ pub struct State {
     /// Rows until the links are served although rows are at hand.
     pub until_service: u32,
     pub summary: Option<Summary>,
+    /// The summary of this execution was counted and logged.
+    pub accounted: bool,
+    /// Time spent on waiting for workers and links.
+    pub waited_us: u64,
 }
 
 /// For EXPLAIN ANALYZE: what each replica did.
@@ -61,6 +65,7 @@ pub struct Summary {
     pub local: ProcessCounters,
     pub replicas: Vec<ReplicaSummary>,
     pub selected: u32,
+    pub spent: Spent,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -105,6 +110,8 @@ impl State {
             spare_slots: Vec::new(),
             until_service: 0,
             summary: None,
+            accounted: false,
+            waited_us: 0,
         }
     }
 
@@ -248,6 +255,7 @@ impl State {
                 if memory.is_null() {
                     return;
                 }
+                summary.spent.add(&(*memory).spent);
                 tasks::with(memory, |state| {
                     summary.selected += state.selected();
                     for (process, total) in counters.iter_mut().enumerate() {

@@ -5,12 +5,14 @@
 //! the core only, which neither allocate, block nor raise; the core's own checks turn damage into
 //! errors, which are raised after the lock is released.
 
+use crate::log::Scope;
 use crate::pg::wait::now_micros;
 use crate::shm;
 use parallel_replicas_core::task_state::{
-    ReplicaSpec, ScanSpec, Task, TaskError, TaskState, size_words,
+    ReplicaSpec, ScanSpec, Stage, Task, TaskError, TaskState, size_words,
 };
 use pgrx::pg_sys;
+use std::time::Instant;
 
 /// Who takes part in a scan; the same for all scans of a fragment.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +22,8 @@ pub struct Participants {
     /// The replica that each process works for. Process 0 is the leader, then come the local
     /// workers, then the links.
     pub processes: Vec<u16>,
+    /// Whom to tell what happens.
+    pub scope: Scope,
 }
 
 impl Participants {
@@ -28,6 +32,7 @@ impl Participants {
         Participants {
             replicas: vec![(LOCAL_REPLICA.to_owned(), 1)],
             processes: vec![0; workers + 1],
+            scope: Scope::NONE,
         }
     }
 }
@@ -44,6 +49,34 @@ pub struct SharedTasks {
     pub blocks: u32,
     /// Other processes see this memory.
     shared: bool,
+    /// Whom to tell what happens.
+    pub scope: Scope,
+    /// Number of the scan in its fragment.
+    pub scan: u32,
+    /// Granules worked through, as far as they are part of the query's shown progress.
+    shown: u32,
+    /// Time spent on answering requests, by the answer's stage, and on laying out.
+    pub spent: Spent,
+}
+
+/// Nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Spent {
+    pub own: u64,
+    pub by_hash: u64,
+    /// Also of requests that were answered with nothing.
+    pub rest: u64,
+    pub laying_out: u64,
+}
+
+impl Spent {
+    pub fn add(&mut self, other: &Spent) {
+        self.own += other.own;
+        self.by_hash += other.by_hash;
+        self.rest += other.rest;
+        self.laying_out += other.laying_out;
+    }
 }
 
 const HEADER_BYTES: usize = size_of::<SharedTasks>().next_multiple_of(8);
@@ -68,6 +101,7 @@ pub unsafe fn init(
     participants: &Participants,
     shared: bool,
 ) -> Result<(), TaskError> {
+    let started = Instant::now();
     let words = (size_bytes(scan, participants)? - HEADER_BYTES) / 8;
     let replicas: Vec<ReplicaSpec<'_>> = participants
         .replicas
@@ -84,8 +118,15 @@ pub unsafe fn init(
         (*memory).granule_blocks = scan.granule_blocks;
         (*memory).blocks = scan.blocks;
         (*memory).shared = shared;
+        (*memory).scope = participants.scope;
+        (*memory).scan = 0;
+        (*memory).shown = 0;
+        (*memory).spent = Spent::default();
         let words = std::slice::from_raw_parts_mut(data(memory), words);
-        TaskState::init(words, scan, &replicas, &participants.processes)?;
+        let state = TaskState::init(words, scan, &replicas, &participants.processes)?;
+        let selected = i64::from(state.selected());
+        participants.scope.slot.add_selected(selected);
+        (*memory).spent.laying_out = started.elapsed().as_nanos() as u64;
     }
     Ok(())
 }
@@ -113,14 +154,26 @@ pub unsafe fn with<T>(
             pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
         }
         let words = std::slice::from_raw_parts_mut(data(memory), (*memory).words as usize);
-        let result = TaskState::attach(words).and_then(|mut state| f(&mut state));
+        let result = TaskState::attach(words).and_then(|mut state| {
+            let result = f(&mut state)?;
+            let worked = state.worked_through();
+            let more = i64::from(worked) - i64::from((*memory).shown);
+            (*memory).shown = worked;
+            Ok((result, more))
+        });
         if shared {
             pg_sys::LWLockRelease(lock);
         }
         result
     };
     match result {
-        Ok(value) => value,
+        Ok((value, more)) => {
+            if more != 0 {
+                // SAFETY: as above; fixed since the memory was laid out.
+                unsafe { (*memory).scope }.slot.add_done(more);
+            }
+            value
+        }
         Err(error) => crate::error::internal(format!("task state: {error}")),
     }
 }
@@ -132,5 +185,40 @@ pub unsafe fn with<T>(
 pub unsafe fn request(memory: *mut SharedTasks, process: u16) -> Option<Task> {
     let now = now_micros();
     // SAFETY: as the caller says.
-    unsafe { with(memory, |state| Ok(state.request(process, now))) }
+    unsafe { timed(memory, |state| state.request(process, now)) }
+}
+
+/// One task more for a process that still works on its last one.
+///
+/// # Safety
+/// As for [`with`].
+pub unsafe fn request_ahead(memory: *mut SharedTasks, process: u16) -> Option<Task> {
+    let now = now_micros();
+    // SAFETY: as the caller says.
+    unsafe { timed(memory, |state| state.request_ahead(process, now)) }
+}
+
+/// Counts the time under the stage of the answer.
+///
+/// # Safety
+/// As for [`with`].
+unsafe fn timed(
+    memory: *mut SharedTasks,
+    f: impl FnOnce(&mut TaskState<'_>) -> Option<Task>,
+) -> Option<Task> {
+    // SAFETY: as the caller says; the closure runs under the lock, which makes the times ours.
+    unsafe {
+        with(memory, |state| {
+            let started = Instant::now();
+            let task = f(state);
+            let spent = &mut (*memory).spent;
+            let counter = match task.map(|task| task.stage) {
+                Some(Stage::Own) => &mut spent.own,
+                Some(Stage::StolenByHash) => &mut spent.by_hash,
+                Some(Stage::StolenRest) | None => &mut spent.rest,
+            };
+            *counter += started.elapsed().as_nanos() as u64;
+            Ok(task)
+        })
+    }
 }

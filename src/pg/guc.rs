@@ -66,3 +66,24 @@ pub fn value(name: &CStr) -> Option<String> {
         (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
     }
 }
+
+/// Settings whose name contains `part` and that somebody has set, as `name=value`, by name.
+pub fn changed(part: &str) -> Vec<String> {
+    // SAFETY: the table lives as long as the process and grows only; names are static text, and a
+    // value is copied at once.
+    unsafe {
+        let all = pg_sys::get_guc_variables();
+        (0..pg_sys::GetNumConfigOptions().max(0) as usize)
+            .map(|index| *all.add(index))
+            .filter(|setting| (**setting).source != pg_sys::GucSource::PGC_S_DEFAULT)
+            .filter_map(|setting| {
+                let name = CStr::from_ptr((*setting).name);
+                let text = name.to_str().ok()?;
+                if !text.contains(part) {
+                    return None;
+                }
+                Some(format!("{text}={}", value(name)?))
+            })
+            .collect()
+    }
+}

@@ -10,6 +10,7 @@ use super::private::{PlannedReplica, Refused};
 use super::replace::{self, Replacement};
 use super::state::{self, Planning, Start};
 use crate::cluster::{self, Replica};
+use crate::log::query;
 use crate::pg::plan::items;
 use crate::pg::{ffi, guc};
 use crate::settings::{self, Mode};
@@ -329,6 +330,9 @@ unsafe fn finish(attempt: Attempt, statement: *mut pg_sys::PlannedStmt) -> bool 
         planning.refused.first().cloned().or_else(|| {
             (planning.eligible_scans > 0).then(|| Refused::new(Reason::PlannerChoice, ""))
         });
+    if let Some(why) = &why {
+        query::planned_without(why.reason.code(), &why.describe());
+    }
     if planning.strict
         && planning.eligible_scans > 0
         && let Some(why) = &why

@@ -33,6 +33,8 @@ struct Session {
     arrived: VecDeque<ToReplica>,
     /// The timeline that the coordinator is on.
     timeline: u32,
+    /// When the request came, in microseconds.
+    begun_at: u64,
     /// The task in work.
     current: Option<TaskReport>,
     stopped: bool,
@@ -51,9 +53,12 @@ thread_local! {
 }
 
 /// Executes the fragment. The caller has checked server, WAL position and snapshot.
-pub fn execute(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
+/// `arrived`: when the request came, in microseconds; `replay_wait_us`: how much since then was
+/// spent on waiting for replay.
+pub fn execute(begin: &Begin, arrived: u64, replay_wait_us: u64) -> Result<(), Refusal> {
     SESSION.set(Session {
         timeline: begin.timeline,
+        begun_at: arrived,
         ..Session::default()
     });
     // now(), and texts like 'today', mean the coordinator's time.
@@ -164,6 +169,11 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
             replayed_lsn: proc::replayed().0,
             replay_wait_us,
         }));
+        let begun_at = SESSION.with_borrow(|session| session.begun_at);
+        events::add(
+            Event::AnnouncementMicroseconds,
+            (now_micros() - begun_at).saturating_sub(replay_wait_us),
+        );
         granule_scan::set_link_source(Some(next_task), Some(is_stopped));
         pg_sys::InstrStartParallelQuery();
         pg_sys::ffi::pg_guard_ffi_boundary(|| run(query));

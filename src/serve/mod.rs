@@ -12,10 +12,13 @@ mod fragment;
 mod guards;
 
 use crate::exec::granule_scan;
+use crate::log;
+use crate::pg::guc;
+use crate::pg::wait::now_micros;
 use crate::plan::state;
 use crate::shm::events::{self, Event};
 use crate::{error, secret, shm};
-use parallel_replicas_core::frame::{Hello, Refusal, ToCoordinator};
+use parallel_replicas_core::frame::{Begin, Hello, Refusal, ToCoordinator};
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 /// Body of the procedure `parallel_replicas.serve()`.
@@ -113,11 +116,25 @@ fn exchange(secret: Option<Vec<u8>>, challenge: &[u8]) -> Result<(), Refusal> {
     copy_both::send(&ToCoordinator::Hello(hello));
     let begin = guards::authenticated_begin(&secret, &nonce)?;
     drop(secret);
-    guards::server(&begin)?;
-    let waited = guards::wait_for_replay(&begin)?;
-    guards::server(&begin)?;
-    guards::snapshot(&begin)?;
-    guards::settings_and_libraries(&begin)?;
+    // From here on whoever looks at this server sees which query it works for.
+    let shown = log::fragment::Serving::begin(begin.query_id, begin.user);
+    let nest = guc::nest();
+    if let Some(name) = log::fragment::application_name(&begin.query_id) {
+        nest.set(c"application_name", &name);
+    }
+    let result = serve_begun(&begin, &shown);
+    nest.end();
+    result
+}
+
+fn serve_begun(begin: &Begin, shown: &log::fragment::Serving) -> Result<(), Refusal> {
+    let arrived = now_micros();
+    guards::server(begin)?;
+    let waited = guards::wait_for_replay(begin)?;
+    guards::server(begin)?;
+    guards::snapshot(begin)?;
+    guards::settings_and_libraries(begin)?;
     let _serving = Serving::begin();
-    fragment::execute(&begin, waited)
+    shown.set_working();
+    fragment::execute(begin, arrived, waited)
 }

@@ -1,10 +1,14 @@
-//! Shared memory of the server: who it is, and what it has counted.
+//! Shared memory of the server: who it is, what it has counted, what it does now and did lately.
 //!
-//! One fixed-size area, made when the postmaster starts. Locking contract: the identity is written
+//! Made when the postmaster starts: one fixed-size area here, and those of `logs` and `running`, which
+//! have locks of their own. Locking contract: the identity is written
 //! once, by the postmaster before any other process exists, and then only read; the counters are
 //! atomics, each on its own, so that a reader may see one of two related counters move first.
 
 pub mod events;
+pub mod logs;
+mod ring;
+pub mod running;
 
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -50,6 +54,7 @@ unsafe extern "C-unwind" fn request() {
             pg_sys::ffi::pg_guard_ffi_boundary(|| previous());
         }
         pg_sys::RequestAddinShmemSpace(size_of::<Shared>());
+        logs::request();
     }
 }
 
@@ -76,9 +81,11 @@ unsafe extern "C-unwind" fn startup() {
             if !pg_sys::pg_strong_random(id, 16) {
                 pgrx::error!("could not generate a random instance id");
             }
+            (*area).events.start();
         }
         pg_sys::LWLockRegisterTranche((*area).tranche, c"parallel_replicas_tasks".as_ptr());
         SHARED.store(area, Ordering::Relaxed);
+        logs::create();
     }
 }
 

@@ -41,18 +41,24 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ("shm", vec!["pg", "settings"]),
         ("net", vec!["pg", "error"]),
         ("cluster", vec!["net", "pg"]),
-        ("plan", vec!["pg", "shm", "settings", "cluster"]),
+        ("log", vec!["pg", "settings", "shm"]),
+        ("plan", vec!["pg", "shm", "settings", "cluster", "log"]),
         (
             "exec",
             vec![
-                "net", "shm", "pg", "settings", "plan", "cluster", "error", "secret",
+                "net", "shm", "pg", "settings", "plan", "cluster", "error", "secret", "log",
             ],
         ),
         (
             "serve",
-            vec!["pg", "settings", "error", "exec", "plan", "shm", "secret"],
+            vec![
+                "pg", "settings", "error", "exec", "plan", "shm", "secret", "log",
+            ],
         ),
-        ("api", vec!["cluster", "error", "net", "serve", "shm"]),
+        (
+            "api",
+            vec!["cluster", "error", "net", "serve", "shm", "log", "settings"],
+        ),
     ]
     .into_iter()
     .map(|(room, rooms)| (room, rooms.into_iter().collect()))

@@ -477,6 +477,12 @@ impl<'a> TaskState<'a> {
         self.header.fixed.granules - self.header.delivered
     }
 
+    /// Granules that have been read, as far as is known, whether or not their rows were passed on.
+    pub fn worked_through(&self) -> u32 {
+        let unread = self.header.unassigned + self.header.unworked;
+        self.header.fixed.granules.saturating_sub(unread)
+    }
+
     /// Granules per segment of this scan.
     pub fn segment_granules(&self) -> u32 {
         self.header.fixed.segment_granules

@@ -1,0 +1,281 @@
+//! One statement on its coordinator, from the first execution of one of its fragments to the end of
+//! its executor state, however that comes about.
+//!
+//! The end is told by the query's memory context: it goes away after an error, too.
+
+use super::{QueryId, Scope, id_text, new_id, origin, steps, utf8};
+use crate::pg::guc;
+use crate::settings::{self, LogLevel};
+use crate::shm::events::{self, Event};
+use crate::shm::logs::{Ending, Origin, QUERIES, QueryEntry, Step, Text};
+use crate::shm::running::{self, About, Kind, SlotId};
+use pgrx::pg_sys;
+use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
+
+struct Query {
+    estate: *mut pg_sys::EState,
+    slot: SlotId,
+    /// The executor has ended in order.
+    ended: bool,
+    entry: Box<QueryEntry>,
+}
+
+thread_local! {
+    /// Statements in execution, the innermost last.
+    static ACTIVE: RefCell<Vec<Query>> = const { RefCell::new(Vec::new()) };
+    static LAST: Cell<Option<QueryId>> = const { Cell::new(None) };
+}
+
+/// What one execution of a fragment comes to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Totals {
+    pub replicas_planned: u32,
+    pub replicas_used: u32,
+    pub workers_launched: u32,
+    pub selected: u64,
+    pub own: u64,
+    pub by_hash: u64,
+    pub rest: u64,
+    pub lost: u64,
+    pub rows: u64,
+    pub bytes: u64,
+    pub replay_wait_us: u64,
+    pub wait_us: u64,
+}
+
+/// Id of the last statement of this session that was executed over replicas, or could have been.
+pub fn last_id() -> Option<QueryId> {
+    LAST.get()
+}
+
+/// Enters a fragment of a statement. The statement gets an id at its first one.
+///
+/// # Safety
+/// `estate` is the state of a running query.
+pub unsafe fn enter(estate: *mut pg_sys::EState) -> Scope {
+    let known = ACTIVE.with_borrow_mut(|active| {
+        let query = active.iter_mut().find(|query| query.estate == estate)?;
+        query.entry.fragments += 1;
+        Some(scope(query))
+    });
+    if let Some(scope) = known {
+        return scope;
+    }
+    let origin = origin(new_id());
+    LAST.set(Some(origin.query_id));
+    if settings::log_level() == LogLevel::Off {
+        return Scope {
+            origin,
+            ..Scope::NONE
+        };
+    }
+    // SAFETY: as the caller says. Memory is allocated before anything is kept.
+    unsafe {
+        let callback = pg_sys::MemoryContextAllocZero(
+            (*estate).es_query_cxt,
+            size_of::<pg_sys::MemoryContextCallback>(),
+        )
+        .cast::<pg_sys::MemoryContextCallback>();
+        (*callback).func = Some(at_end);
+        (*callback).arg = estate.cast();
+        let entry = Box::new(new_entry(estate, origin));
+        let slot = running::take(
+            Kind::Query,
+            &About {
+                origin,
+                session_user: origin.user,
+                start: entry.start,
+                text: entry.text,
+            },
+        );
+        let query = Query {
+            estate,
+            slot,
+            ended: false,
+            entry,
+        };
+        let scope = scope(&query);
+        ACTIVE.with_borrow_mut(|active| active.push(query));
+        pg_sys::MemoryContextRegisterResetCallback((*estate).es_query_cxt, callback);
+        scope
+    }
+}
+
+fn scope(query: &Query) -> Scope {
+    Scope::new(query.entry.origin, query.slot, query.entry.fragments)
+}
+
+/// # Safety
+/// `estate` is the state of a running query.
+unsafe fn new_entry(estate: *mut pg_sys::EState, origin: Origin) -> QueryEntry {
+    // SAFETY: as the caller says.
+    unsafe {
+        let statement = (*estate).es_plannedstmt;
+        QueryEntry {
+            origin,
+            ending: Ending::Failed,
+            start: pg_sys::GetCurrentTimestamp(),
+            end: 0,
+            statement_id: (*statement).queryId as i64,
+            fragments: 1,
+            replicas_planned: 0,
+            replicas_used: 0,
+            workers_launched: 0,
+            selected: 0,
+            own: 0,
+            by_hash: 0,
+            rest: 0,
+            lost: 0,
+            rows: 0,
+            bytes: 0,
+            replay_wait_us: 0,
+            wait_us: 0,
+            reason: Text::EMPTY,
+            reason_text: Text::EMPTY,
+            settings: Text::new(&guc::changed("parallel_replicas").join(", ")),
+            text: Text::new(&statement_text(
+                &utf8((*estate).es_sourceText),
+                (*statement).stmt_location,
+                (*statement).stmt_len,
+            )),
+        }
+    }
+}
+
+/// The statement's part of a text with several.
+fn statement_text(source: &str, location: i32, length: i32) -> String {
+    let start = location.max(0) as usize;
+    let rest = source.get(start..).unwrap_or(source);
+    let part = match length {
+        1.. => rest.get(..length as usize).unwrap_or(rest),
+        _ => rest,
+    };
+    part.trim().to_owned()
+}
+
+fn with(estate: *mut pg_sys::EState, f: impl FnOnce(&mut Query)) {
+    ACTIVE.with_borrow_mut(|active| {
+        if let Some(query) = active.iter_mut().find(|query| query.estate == estate) {
+            f(query);
+        }
+    });
+}
+
+/// Counts what an execution of a fragment came to.
+pub fn add(estate: *mut pg_sys::EState, totals: &Totals) {
+    with(estate, |query| {
+        let entry = &mut *query.entry;
+        entry.replicas_planned = entry.replicas_planned.max(totals.replicas_planned);
+        entry.replicas_used = entry.replicas_used.max(totals.replicas_used);
+        entry.workers_launched = entry.workers_launched.max(totals.workers_launched);
+        entry.selected += totals.selected;
+        entry.own += totals.own;
+        entry.by_hash += totals.by_hash;
+        entry.rest += totals.rest;
+        entry.lost += totals.lost;
+        entry.rows += totals.rows;
+        entry.bytes += totals.bytes;
+        entry.replay_wait_us = entry.replay_wait_us.max(totals.replay_wait_us);
+        entry.wait_us += totals.wait_us;
+    });
+}
+
+/// Remembers why a fragment is executed without replicas.
+pub fn not_used(estate: *mut pg_sys::EState, scope: &Scope, code: &str, text: &str) {
+    with(estate, |query| {
+        query.entry.reason.set(code);
+        query.entry.reason_text.set(text);
+    });
+    steps::note(scope, Step::NotUsed, "", text);
+}
+
+/// A statement that was planned to do without replicas although a table of it was eligible. It gets an
+/// entry without duration, since nothing of it is executed here.
+pub fn planned_without(code: &str, text: &str) {
+    if settings::log_level() == LogLevel::Off {
+        return;
+    }
+    // SAFETY: the text of the client's message, or null; copied at once.
+    let (source, now) = unsafe {
+        (
+            utf8(pg_sys::debug_query_string),
+            pg_sys::GetCurrentTimestamp(),
+        )
+    };
+    let origin = origin(new_id());
+    LAST.set(Some(origin.query_id));
+    let entry = QueryEntry {
+        origin,
+        ending: Ending::Finished,
+        start: now,
+        end: 0,
+        statement_id: 0,
+        fragments: 0,
+        replicas_planned: 0,
+        replicas_used: 0,
+        workers_launched: 0,
+        selected: 0,
+        own: 0,
+        by_hash: 0,
+        rest: 0,
+        lost: 0,
+        rows: 0,
+        bytes: 0,
+        replay_wait_us: 0,
+        wait_us: 0,
+        reason: Text::new(code),
+        reason_text: Text::new(text),
+        settings: Text::new(&guc::changed("parallel_replicas").join(", ")),
+        text: Text::new(&source),
+    };
+    keep(&entry);
+}
+
+fn keep(entry: &QueryEntry) {
+    if QUERIES.push(entry) {
+        events::add(Event::QueryLogOverwritten, 1);
+    }
+}
+
+/// The statement's executor ends in order.
+pub fn ended(estate: *mut pg_sys::EState) {
+    with(estate, |query| query.ended = true);
+}
+
+/// The statement's memory goes away: after its end, or after an error.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn at_end(estate: *mut c_void) {
+    let query = ACTIVE.with_borrow_mut(|active| {
+        let position = active
+            .iter()
+            .rposition(|query| query.estate == estate.cast())?;
+        Some(active.remove(position))
+    });
+    let Some(mut query) = query else {
+        return;
+    };
+    query.slot.release();
+    // SAFETY: reads the clock.
+    query.entry.end = unsafe { pg_sys::GetCurrentTimestamp() };
+    if query.ended {
+        query.entry.ending = Ending::Finished;
+    }
+    keep(&query.entry);
+    let duration = query.entry.end - query.entry.start;
+    let how = match query.entry.ending {
+        Ending::Finished => "finished",
+        Ending::Failed => "failed",
+    };
+    steps::note(
+        &scope(&query),
+        Step::Ended,
+        "",
+        &format!("{how} after {:.3} ms", duration as f64 / 1000.0),
+    );
+}
+
+/// For messages in the server's log.
+pub fn label(id: &QueryId) -> String {
+    format!("query {}", id_text(id))
+}
