@@ -1,6 +1,7 @@
 //! The decisions of parallel replicas, without PostgreSQL.
 #![forbid(unsafe_code)]
 
+pub mod balance;
 pub mod frame;
 pub mod reason;
 pub mod rendezvous;
