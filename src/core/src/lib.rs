@@ -3,6 +3,7 @@
 
 pub mod balance;
 pub mod frame;
+pub mod machine;
 pub mod reason;
 pub mod rendezvous;
 pub mod snapshot;
