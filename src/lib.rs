@@ -7,9 +7,11 @@
 compile_error!("PostgreSQL errors travel through Rust as panics: panic must be \"unwind\"");
 
 mod api;
+mod choice;
 mod cluster;
 mod error;
 mod exec;
+mod monitor;
 mod net;
 mod pg;
 mod plan;
@@ -37,4 +39,5 @@ pub extern "C-unwind" fn _PG_init() {
     plan::paths::init();
     plan::hook::init();
     plan::explain::init();
+    monitor::init();
 }

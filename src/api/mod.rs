@@ -5,6 +5,7 @@
 mod checks;
 mod events;
 mod fdw;
+mod monitor;
 mod replicas;
 mod serve;
 

@@ -5,12 +5,13 @@
 //! atomics, each on its own, so that a reader may see one of two related counters move first.
 
 pub mod events;
+pub mod monitor;
 
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Raised whenever [`Shared`] changes.
-const LAYOUT_VERSION: u32 = 1;
+const LAYOUT_VERSION: u32 = 2;
 
 /// The area. No pointers, no heap.
 #[repr(C)]
@@ -18,12 +19,16 @@ pub struct Shared {
     layout_version: u32,
     /// Lock tranche of the task states in dynamic shared memory.
     tranche: i32,
+    monitor_tranche: i32,
+    unused: u32,
     /// Random: tells this server from a copy of it.
     instance_id: [u8; 16],
     pub events: events::Events,
+    monitor: monitor::Area,
 }
 
-const _: () = assert!(size_of::<Shared>() == 24 + size_of::<events::Events>());
+const _: () =
+    assert!(size_of::<Shared>() == 32 + size_of::<events::Events>() + size_of::<monitor::Area>());
 
 static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -72,12 +77,18 @@ unsafe extern "C-unwind" fn startup() {
             std::ptr::write_bytes(area, 0, 1);
             (*area).layout_version = LAYOUT_VERSION;
             (*area).tranche = pg_sys::LWLockNewTrancheId();
+            (*area).monitor_tranche = pg_sys::LWLockNewTrancheId();
+            monitor::init(&raw mut (*area).monitor, (*area).monitor_tranche);
             let id = (&raw mut (*area).instance_id).cast();
             if !pg_sys::pg_strong_random(id, 16) {
                 pgrx::error!("could not generate a random instance id");
             }
         }
         pg_sys::LWLockRegisterTranche((*area).tranche, c"parallel_replicas_tasks".as_ptr());
+        pg_sys::LWLockRegisterTranche(
+            (*area).monitor_tranche,
+            c"parallel_replicas_monitor".as_ptr(),
+        );
         SHARED.store(area, Ordering::Relaxed);
     }
 }

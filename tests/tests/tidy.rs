@@ -41,18 +41,25 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ("shm", vec!["pg", "settings"]),
         ("net", vec!["pg", "error"]),
         ("cluster", vec!["net", "pg"]),
-        ("plan", vec!["pg", "shm", "settings", "cluster"]),
+        ("choice", vec!["pg", "shm", "settings", "cluster"]),
+        ("monitor", vec!["net", "shm", "pg", "settings", "cluster"]),
+        ("plan", vec!["pg", "shm", "settings", "cluster", "choice"]),
         (
             "exec",
             vec![
-                "net", "shm", "pg", "settings", "plan", "cluster", "error", "secret",
+                "net", "shm", "pg", "settings", "plan", "cluster", "choice", "error", "secret",
             ],
         ),
         (
             "serve",
             vec!["pg", "settings", "error", "exec", "plan", "shm", "secret"],
         ),
-        ("api", vec!["cluster", "error", "net", "serve", "shm"]),
+        (
+            "api",
+            vec![
+                "cluster", "choice", "error", "net", "pg", "serve", "settings", "shm",
+            ],
+        ),
     ]
     .into_iter()
     .map(|(room, rooms)| (room, rooms.into_iter().collect()))
@@ -169,6 +176,7 @@ fn the_library_needs_only_old_libpq_functions() {
         "PQconninfoFree",
         "PQconnectPoll",
         "PQconnectStartParams",
+        "PQconnectionNeedsPassword",
         "PQconnectionUsedPassword",
         "PQconsumeInput",
         "PQerrorMessage",
@@ -191,6 +199,7 @@ fn the_library_needs_only_old_libpq_functions() {
         "PQresultErrorMessage",
         "PQresultStatus",
         "PQsendQuery",
+        "PQsetErrorVerbosity",
         "PQsetNoticeReceiver",
         "PQsetnonblocking",
         "PQsocket",
