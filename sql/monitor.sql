@@ -23,3 +23,6 @@ GRANT EXECUTE ON FUNCTION parallel_replicas.server_state() TO parallel_replicas_
 
 COMMENT ON FUNCTION parallel_replicas.replica_for_tag(text, text) IS
     'name of the replica that queries with this tag go to';
+
+COMMENT ON FUNCTION parallel_replicas.preferred_replicas(text) IS
+    'names of the replicas that can be used, in the order in which a query would prefer them';

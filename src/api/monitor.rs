@@ -14,7 +14,13 @@ use pgrx::prelude::*;
 extension_sql_file!(
     "../../sql/monitor.sql",
     name = "monitor",
-    requires = ["views", server_state, get_replicas, replica_for_tag]
+    requires = [
+        "views",
+        server_state,
+        get_replicas,
+        replica_for_tag,
+        preferred_replicas
+    ]
 );
 
 /// One row about this server. Raises 55000 without preload.
@@ -213,4 +219,25 @@ fn replica_for_tag(tag: &str, cluster: &str) -> Option<String> {
         crate::error::not_preloaded();
     }
     choice::replica_for_tag(tag, &cluster::replicas(cluster))
+}
+
+/// Names of the replicas that can be used, in the order in which a query would prefer them now. A
+/// selection like any other: it takes a turn of round_robin. Raises 55000 without preload.
+#[pg_extern(
+    volatile,
+    strict,
+    parallel_restricted,
+    sql = "CREATE FUNCTION preferred_replicas(cluster text DEFAULT 'default') RETURNS text[] \
+           VOLATILE STRICT PARALLEL RESTRICTED \
+           LANGUAGE c AS '@MODULE_PATHNAME@', '@FUNCTION_NAME@';"
+)]
+fn preferred_replicas(cluster: &str) -> Vec<String> {
+    if !crate::shm::is_preloaded() {
+        crate::error::not_preloaded();
+    }
+    let replicas = cluster::replicas(cluster);
+    choice::choose(cluster, &replicas, replicas.len(), false)
+        .into_iter()
+        .map(|position| replicas[position].name.clone())
+        .collect()
 }
