@@ -21,6 +21,8 @@ thread_local! {
     static DATABASE: Cell<pg_sys::Oid> = const { Cell::new(pg_sys::InvalidOid) };
     /// What becomes of the database's entry when this process ends.
     static AFTERWARDS: Cell<DatabaseState> = const { Cell::new(DatabaseState::Failed) };
+    /// The database was renamed or dropped, or may have been.
+    static DATABASE_CHANGED: Cell<bool> = const { Cell::new(false) };
     static STOPPER: RefCell<Option<Stopper>> = const { RefCell::new(None) };
 }
 
@@ -58,6 +60,14 @@ pub extern "C-unwind" fn parallel_replicas_monitor(argument: pg_sys::Datum) {
     };
     // Before the catalog is read, so that no change goes unnoticed.
     let generation = cluster::generation();
+    // SAFETY: main thread; the callback lives as long as the process.
+    unsafe {
+        pg_sys::CacheRegisterSyscacheCallback(
+            pg_sys::SysCacheIdentifier::DATABASEOID as i32,
+            Some(at_database_change),
+            pg_sys::Datum::from(0_usize),
+        );
+    }
     let watched = pgrx::bgworkers::BackgroundWorker::transaction(AssertUnwindSafe(definitions));
     // SAFETY: plain pointer into static memory.
     unsafe { pg_sys::debug_query_string = std::ptr::null() };
@@ -185,7 +195,19 @@ fn has_changed(generation: u64) -> bool {
         pg_sys::StartTransactionCommand();
         pg_sys::CommitTransactionCommand();
     }
-    cluster::generation() != generation
+    cluster::generation() != generation || DATABASE_CHANGED.get()
+}
+
+/// Somebody's database has changed; `hash` tells whose, 0 that it may be anybody's.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn at_database_change(_argument: pg_sys::Datum, cache: i32, hash: u32) {
+    let none = pg_sys::Datum::from(0_usize);
+    let key = pg_sys::Datum::from(DATABASE.get());
+    // SAFETY: computes a hash; the cache has this one key.
+    let own = unsafe { pg_sys::GetSysCacheHashValue(cache, key, none, none, none) };
+    if hash == 0 || hash == own {
+        DATABASE_CHANGED.set(true);
+    }
 }
 
 fn publish(keys: &[Key], finding: Finding) {
