@@ -7,10 +7,12 @@
 compile_error!("PostgreSQL errors travel through Rust as panics: panic must be \"unwind\"");
 
 mod api;
+mod choice;
 mod cluster;
 mod error;
 mod exec;
 mod log;
+mod monitor;
 mod net;
 mod pg;
 mod plan;
@@ -38,4 +40,5 @@ pub extern "C-unwind" fn _PG_init() {
     plan::paths::init();
     plan::hook::init();
     plan::explain::init();
+    monitor::init();
 }

@@ -5,6 +5,8 @@
 //! next start, and they therefore refuse the file and ALTER SYSTEM. Everything else is
 //! `parallel_replicas.*` and may stand in postgresql.conf.
 
+pub mod replicas;
+
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum, pg_sys};
 use std::cell::Cell;
 use std::ffi::{CStr, CString};
@@ -130,6 +132,7 @@ pub fn init() {
     init_server_settings();
     init_developer_settings();
     init_log_settings();
+    replicas::init();
     // SAFETY: as above.
     unsafe { pg_sys::MarkGUCPrefixReserved(c"parallel_replicas".as_ptr()) };
 }
@@ -169,6 +172,28 @@ fn init_session_settings() {
         c"0 means no limit.",
         &MIN_ROWS_PER_REPLICA,
         0,
+        i32::MAX,
+        GucContext::Userset,
+        flags,
+    );
+}
+
+/// A session setting without upper limit.
+fn define_session_integer(
+    name: &'static CStr,
+    short: &'static CStr,
+    long: &'static CStr,
+    setting: &'static GucSetting<i32>,
+    min: i32,
+    unit: GucFlags,
+) {
+    let flags = unit | GucFlags::DISALLOW_IN_FILE | GucFlags::DISALLOW_IN_AUTO_FILE;
+    GucRegistry::define_int_guc(
+        name,
+        short,
+        long,
+        setting,
+        min,
         i32::MAX,
         GucContext::Userset,
         flags,

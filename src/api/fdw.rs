@@ -17,6 +17,7 @@ use pgrx::prelude::*;
 
 use crate::cluster;
 use crate::net::library_options;
+use crate::shm::monitor;
 
 /// libpq options that we set ourselves, or that would lead elsewhere than host and port say.
 const RESERVED: [&str; 8] = [
@@ -62,7 +63,10 @@ pub(super) fn fdw_validator(options: pgrx::AnyArray, catalog: pg_sys::Oid) {
         }
     }
     match catalog {
-        pg_sys::ForeignServerRelationId => check_server(&given),
+        pg_sys::ForeignServerRelationId => {
+            check_server(&given);
+            monitor::want_this_database_after_commit();
+        }
         pg_sys::UserMappingRelationId => check_mapping(&given),
         _ => {}
     }

@@ -7,6 +7,7 @@ mod events;
 mod everywhere;
 mod fdw;
 mod log;
+mod monitor;
 mod replicas;
 mod serve;
 

@@ -30,18 +30,11 @@ pub(super) const BUILD_ID: &str = match option_env!("PARALLEL_REPLICAS_BUILD_ID"
 /// The name that the operating system gives this server.
 #[pg_extern(stable, strict, parallel_safe)]
 fn hostname() -> String {
-    // HOST_NAME_MAX is 64 on Linux; POSIX allows 255.
-    let mut name = [0_u8; 256];
-    // SAFETY: the buffer is as long as said; one byte less keeps it zero-terminated in any case.
-    let result = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
-    match (result, CStr::from_bytes_until_nul(&name)) {
-        (0, Ok(name)) => name.to_string_lossy().into_owned(),
-        _ => ErrorReport::new(
+    match crate::pg::proc::host_name() {
+        Ok(name) => name,
+        Err(error) => ErrorReport::new(
             PgSqlErrorCode::ERRCODE_SYSTEM_ERROR,
-            format!(
-                "could not get host name: {}",
-                std::io::Error::last_os_error()
-            ),
+            format!("could not get host name: {error}"),
             "hostname",
         )
         .raise(),
@@ -132,7 +125,7 @@ fn is_preloaded() -> bool {
     })
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

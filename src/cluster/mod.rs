@@ -44,6 +44,8 @@ pub struct Replica {
     pub cluster: String,
     /// The option `host`, else `hostaddr`.
     pub host: String,
+    /// The option `hostaddr`, else `host`: where connections go.
+    pub address: String,
     pub port: u16,
     /// Share of work relative to the others, 1 to 1000.
     pub weight: u32,
@@ -134,8 +136,10 @@ impl Replica {
             .text("host")
             .or_else(|| options.text("hostaddr"))
             .unwrap_or_default();
+        let address = options.text("hostaddr").unwrap_or(host);
         Replica {
             server_oid: server.oid,
+            address: address.to_owned(),
             cluster: options
                 .text("cluster")
                 .unwrap_or(DEFAULT_CLUSTER)

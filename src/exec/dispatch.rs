@@ -16,9 +16,11 @@ use crate::net::Connection;
 use crate::net::pool::{self, PoolLimits};
 use crate::pg::wait::{self, now_micros};
 use crate::plan::private::PlannedReplica;
+use crate::settings::replicas::error_rules;
 use crate::shm::events::{self, Event};
 use crate::shm::logs::Step;
-use crate::{secret, settings};
+use crate::shm::monitor;
+use crate::{choice, secret, settings};
 use parallel_replicas_core::frame::Identity;
 use parallel_replicas_core::task_state::Task;
 use pgrx::pg_sys;
@@ -249,6 +251,7 @@ impl Dispatch {
                 continue;
             }
             let server = pg_sys::Oid::from(planned.server);
+            count_trouble(planned, links.clone());
             if links.clone().any(|link| link.was_connected) {
                 health::succeeded(server);
             } else if links.any(|link| link.connect_failed) {
@@ -332,6 +335,28 @@ impl Dispatch {
     }
 }
 
+/// Adds to the error counts that the next choices obey: one at the most per replica and fragment.
+fn count_trouble<'a>(planned: &PlannedReplica, links: impl Iterator<Item = &'a Link>) {
+    let mut late = false;
+    for link in links {
+        match &link.outcome {
+            Outcome::Unavailable(why) if link.connect_failed => {
+                return monitor::count_failure(planned.key, &error_rules(), why);
+            }
+            Outcome::Lost(why) => {
+                return monitor::count_failure(planned.key, &error_rules(), why);
+            }
+            // Connected, but not ready in time.
+            Outcome::Unavailable(_) => late |= link.was_connected,
+            Outcome::Refused(refusal) => late |= refusal.reason == "replay",
+            _ => {}
+        }
+    }
+    if late {
+        monitor::count_slowdown(planned.key, &error_rules());
+    }
+}
+
 fn open(
     replica: &Replica,
     replica_number: u16,
@@ -347,7 +372,7 @@ fn open(
     let connection = match pool::take(&target.key, shared.pool_limits) {
         Some(connection) => connection,
         None => {
-            if let Some(wait_ms) = health::retry_in_ms(replica.server_oid) {
+            if let Some(wait_ms) = health::retry_in_ms(replica.server_oid, choice::key(replica)) {
                 return Err(format!("failed recently, is tried again in {wait_ms} ms"));
             }
             Connection::start(&target.parameters).map_err(|error| error.to_string())?

@@ -72,7 +72,7 @@ pub unsafe fn parallel_replicas(
     } else {
         0
     };
-    out.integer(c"Replicas Planned", private.replicas.len() as i64);
+    out.integer(c"Replicas Planned", i64::from(private.planned));
     if !out.is_text() {
         out.integer(c"Replicas Available", i64::from(private.available));
         out.integer(c"Links Per Replica", i64::from(private.links_per_replica));

@@ -2,9 +2,10 @@
 //!
 //! A server that does not answer costs a query nothing but a connection attempt, yet there is no
 //! point in an attempt by every query. After a failure the session waits one second before the next
-//! attempt, doubling up to half a minute.
+//! attempt, doubling up to half a minute, unless the monitor has had an answer meanwhile.
 
 use crate::pg::wait::now_micros;
+use crate::shm::monitor::{self, Key};
 use pgrx::pg_sys;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,6 +16,8 @@ const LONGEST_PAUSE_US: u64 = 30_000_000;
 struct Trouble {
     pause_us: u64,
     retry_at: u64,
+    /// A PostgreSQL timestamp, to compare with the monitor's.
+    failed_at: i64,
 }
 
 thread_local! {
@@ -22,10 +25,15 @@ thread_local! {
 }
 
 /// Milliseconds until an attempt is due; None if it is.
-pub fn retry_in_ms(server: pg_sys::Oid) -> Option<u64> {
+pub fn retry_in_ms(server: pg_sys::Oid, key: Key) -> Option<u64> {
     let now = now_micros();
     TROUBLES.with_borrow(|troubles| {
-        let left = troubles.get(&server)?.retry_at.checked_sub(now)?;
+        let trouble = troubles.get(&server)?;
+        let left = trouble.retry_at.checked_sub(now)?;
+        let entry = monitor::look(&[key]).pop().flatten();
+        if entry.is_some_and(|entry| entry.probe.answered_at > trouble.failed_at) {
+            return None;
+        }
         (left > 0).then_some(left / 1000 + 1)
     })
 }
@@ -36,9 +44,11 @@ pub fn failed(server: pg_sys::Oid) {
         let trouble = troubles.entry(server).or_insert(Trouble {
             pause_us: FIRST_PAUSE_US / 2,
             retry_at: 0,
+            failed_at: 0,
         });
         trouble.pause_us = (trouble.pause_us * 2).min(LONGEST_PAUSE_US);
         trouble.retry_at = now + trouble.pause_us;
+        trouble.failed_at = monitor::now();
     });
 }
 

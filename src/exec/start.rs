@@ -13,7 +13,10 @@ use super::{granule_scan, local, shipment, tasks};
 use crate::log::{query, steps};
 use crate::pg::{ffi, plan};
 use crate::plan::hook::cannot_use_replicas;
+use crate::plan::private::{PlannedReplica, Refused};
+use crate::settings::{self, Mode};
 use crate::shm::events::{self, Event};
+use crate::{choice, cluster};
 use parallel_replicas_core::frame;
 use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
@@ -76,6 +79,15 @@ unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
                 state.workers_planned = local_workers_without_replicas(state);
                 state.participants = Participants::local(state.workers_planned as usize);
             }
+        } else if first && !choose_replicas(state) {
+            let why = Refused::new(Reason::NoReplicaUsable, "");
+            if state.private.strict {
+                cannot_use_replicas(&why);
+            }
+            state.refused = Some(why);
+            events::add(Event::LocalFallbackCount, 1);
+            state.workers_planned = local_workers_without_replicas(state);
+            state.participants = Participants::local(state.workers_planned as usize);
         } else if first {
             state.workers_planned = if state.private.local_plan {
                 state.private.local_workers
@@ -91,6 +103,27 @@ unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
         }
         state.refused.is_none()
     }
+}
+
+/// Chooses the replicas, of those that the cluster has now. False if there is none.
+fn choose_replicas(state: &mut State) -> bool {
+    let private = &mut state.private;
+    let replicas = cluster::replicas(&private.cluster);
+    let force = settings::mode() == Mode::Force;
+    private.available = replicas.len() as u32;
+    private.replicas = choice::choose(&private.cluster, &replicas, private.most as usize, force)
+        .into_iter()
+        .map(|position| {
+            let replica = &replicas[position];
+            PlannedReplica {
+                server: replica.server_oid.to_u32(),
+                name: replica.name.clone(),
+                weight: replica.weight,
+                key: choice::key(replica),
+            }
+        })
+        .collect();
+    !private.replicas.is_empty()
 }
 
 /// Workers for a fragment that replicas were meant to help with: as many as PostgreSQL would take.

@@ -100,9 +100,10 @@ pub struct Connection {
     phase: Phase,
     /// Whether the startup packet could be sent, so somebody listens at the address.
     reached: bool,
-    /// Dropped after `Drop::drop` has closed the socket.
-    _external_fd: ExternalFd,
-    _main_thread_only: PhantomData<*mut ()>,
+    /// Dropped after `Drop::drop` has closed the socket. None in a helper thread, for which the main
+    /// thread has reserved one.
+    _external_fd: Option<ExternalFd>,
+    _one_thread_only: PhantomData<*mut ()>,
 }
 
 /// libpq's notice receiver: keeps the texts, calls nothing that could raise an error.
@@ -147,6 +148,27 @@ impl Connection {
 
     pub(super) fn start_shared(parameters: Rc<ConnectParameters>) -> Result<Connection, NetError> {
         let external_fd = ExternalFd::acquire().ok_or(NetError::TooManyFiles)?;
+        Connection::start_with(parameters, Some(external_fd))
+    }
+
+    /// The same in a helper thread: touches nothing of PostgreSQL's, whose main thread has to keep
+    /// the books of descriptors.
+    pub(super) fn start_in_thread(
+        parameters: Rc<ConnectParameters>,
+    ) -> Result<Connection, NetError> {
+        let connection = Connection::start_with(parameters, None)?;
+        // So that a refusal to connect tells its SQLSTATE.
+        // SAFETY: live connection.
+        unsafe {
+            pq_sys::PQsetErrorVerbosity(connection.raw(), pq_sys::PGVerbosity::PQERRORS_VERBOSE)
+        };
+        Ok(connection)
+    }
+
+    fn start_with(
+        parameters: Rc<ConnectParameters>,
+        external_fd: Option<ExternalFd>,
+    ) -> Result<Connection, NetError> {
         let (mut keywords, mut values): (Vec<*const c_char>, Vec<*const c_char>) = parameters
             .pairs()
             .map(|(k, v)| (k.as_ptr(), v.as_ptr()))
@@ -165,7 +187,7 @@ impl Connection {
             phase: Phase::Started,
             reached: false,
             _external_fd: external_fd,
-            _main_thread_only: PhantomData,
+            _one_thread_only: PhantomData,
         };
         // SAFETY: the receiver has the type libpq wants and the log outlives the PGconn.
         unsafe {
@@ -299,6 +321,12 @@ impl Connection {
     pub fn used_password(&self) -> bool {
         // SAFETY: live connection.
         unsafe { pq_sys::PQconnectionUsedPassword(self.raw()) != 0 }
+    }
+
+    /// Whether the server asked for a password and there was none.
+    pub fn needs_password(&self) -> bool {
+        // SAFETY: live connection, even if the attempt failed.
+        unsafe { pq_sys::PQconnectionNeedsPassword(self.raw()) != 0 }
     }
 
     /// Queues a statement (simple protocol). Flush until all is out.

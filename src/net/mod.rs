@@ -22,7 +22,8 @@
 //! - Texts that come from libpq lose passwords and connection strings before they are returned.
 //! - Only functions that libpq 15 has are called; a newer symbol would build and then stop the
 //!   server from starting.
-//! - Main thread only. The types hold raw pointers, so they are neither `Send` nor `Sync`.
+//! - Main thread only, except for [`thread`], which touches nothing of PostgreSQL's. The types hold
+//!   raw pointers, so they are neither `Send` nor `Sync`.
 
 pub mod connection;
 pub mod error;
@@ -30,6 +31,7 @@ pub mod options;
 pub mod parameters;
 pub mod pool;
 pub mod result;
+pub mod thread;
 pub mod wait;
 
 pub use connection::{ConnectPoll, Connection, CopyRead, ResultRead};

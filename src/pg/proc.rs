@@ -3,6 +3,9 @@
 use super::ffi;
 use pgrx::pg_sys;
 
+/// ProcArrayLock is the fourth individual lock of lwlocknames.txt since 9.6.
+const PROC_ARRAY_LOCK: usize = 4;
+
 /// Is this a parallel worker of PostgreSQL?
 pub fn is_parallel_worker() -> bool {
     // SAFETY: plain global.
@@ -42,6 +45,49 @@ pub fn replayed() -> (u64, u32) {
     (lsn, timeline)
 }
 
+/// How far this server is: what it has written, or on a standby what it has replayed.
+pub fn own_position() -> u64 {
+    // SAFETY: reads shared memory.
+    unsafe {
+        match pg_sys::RecoveryInProgress() {
+            true => replayed().0,
+            false => pg_sys::GetXLogWriteRecPtr(),
+        }
+    }
+}
+
+/// Timeline that this server writes or replays.
+pub fn own_timeline() -> u32 {
+    // SAFETY: reads shared memory; the insertion timeline is set once recovery has ended.
+    unsafe {
+        match pg_sys::RecoveryInProgress() {
+            true => replayed().1,
+            false => pg_sys::GetWALInsertionTimeLine(),
+        }
+    }
+}
+
+/// Milliseconds that the last replayed transaction is old, if there is more to replay than has been.
+pub fn replay_delay_ms() -> Option<u64> {
+    // SAFETY: reads shared memory.
+    unsafe {
+        if !pg_sys::RecoveryInProgress() {
+            return None;
+        }
+        let received = pg_sys::GetWalRcvFlushRecPtr(std::ptr::null_mut(), std::ptr::null_mut());
+        if received <= replayed().0 {
+            return Some(0);
+        }
+        let last = pg_sys::GetLatestXTime();
+        let behind = pg_sys::GetCurrentTimestamp() - last;
+        Some(if last == 0 {
+            0
+        } else {
+            (behind / 1000).max(0) as u64
+        })
+    }
+}
+
 /// The top-level transaction's id, if it has one.
 pub fn own_xid() -> Option<u32> {
     // SAFETY: reads this backend's transaction state.
@@ -70,15 +116,26 @@ pub fn forget_snapshots() -> bool {
 /// Announces `xmin` as the oldest transaction this backend looks at, so that replayed row removal
 /// that would hurt the shipped snapshot cancels this backend, and nothing else does.
 pub fn install_xmin(xmin: u32) {
-    const PROC_ARRAY_LOCK: usize = 4;
     let xmin = pg_sys::TransactionId::from(xmin);
-    // SAFETY: ProcArrayLock is the fourth individual lock of lwlocknames.txt since 9.6; xmin is
-    // read by others only under it.
+    // SAFETY: xmin is read by others only under ProcArrayLock.
     unsafe {
         let lock = &raw mut (*pg_sys::MainLWLockArray.add(PROC_ARRAY_LOCK)).lock;
         pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
         (*pg_sys::MyProc).xmin = xmin;
         pg_sys::TransactionXmin = xmin;
+        pg_sys::LWLockRelease(lock);
+    }
+}
+
+/// Stops counting as connected to its database, for a background worker that has read all it needs
+/// and will look in no table again: otherwise nobody could drop, rename or copy the database while
+/// it runs. Invalidations go on arriving.
+pub fn leave_database() {
+    // SAFETY: ProcArrayLock as above; others read the field under it.
+    unsafe {
+        let lock = &raw mut (*pg_sys::MainLWLockArray.add(PROC_ARRAY_LOCK)).lock;
+        pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
+        (*pg_sys::MyProc).databaseId = pg_sys::InvalidOid;
         pg_sys::LWLockRelease(lock);
     }
 }
@@ -111,5 +168,17 @@ pub fn cpu_time(process: i32) -> Option<i64> {
             return None;
         }
         Some(time.tv_sec * 1_000_000_000 + time.tv_nsec)
+    }
+}
+
+/// The name that the operating system gives this server.
+pub fn host_name() -> std::io::Result<String> {
+    // HOST_NAME_MAX is 64 on Linux; POSIX allows 255.
+    let mut name = [0_u8; 256];
+    // SAFETY: the buffer is as long as said; one byte less keeps it zero-terminated in any case.
+    let result = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
+    match (result, std::ffi::CStr::from_bytes_until_nul(&name)) {
+        (0, Ok(name)) => Ok(name.to_string_lossy().into_owned()),
+        _ => Err(std::io::Error::last_os_error()),
     }
 }

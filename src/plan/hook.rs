@@ -6,9 +6,10 @@
 //! planned again as if the extension were not there, so that its plan is PostgreSQL's own.
 
 use super::candidate;
-use super::private::{PlannedReplica, Refused};
+use super::private::Refused;
 use super::replace::{self, Replacement};
 use super::state::{self, Planning, Start};
+use crate::choice;
 use crate::cluster::{self, Replica};
 use crate::log::query;
 use crate::pg::plan::items;
@@ -228,7 +229,12 @@ unsafe fn begin(parse: *mut pg_sys::Query, cursor_options: c_int) -> Option<Atte
     if replicas.is_empty() && !force {
         return None;
     }
-    Some(prepare(force, strict, replicas))
+    let usable = choice::count_usable(&replicas);
+    if usable == 0 && !force {
+        state::set_last_refused(Some(Refused::new(Reason::NoReplicaUsable, "")));
+        return None;
+    }
+    Some(prepare(force, strict, replicas, usable))
 }
 
 fn is_serializable() -> bool {
@@ -251,15 +257,18 @@ fn saved_settings() -> Rc<[(&'static CStr, CString)]> {
         .collect()
 }
 
-fn prepare(force: bool, strict: bool, replicas: Rc<[Replica]>) -> Attempt {
+fn prepare(force: bool, strict: bool, replicas: Rc<[Replica]>, usable: usize) -> Attempt {
     let available = replicas.len();
+    // Who insists has all of them tried.
+    let usable = if usable == 0 { available } else { usable };
     let links_per_replica = settings::links_per_replica();
     // The hash takes 256 participants, the task state 8192 processes.
     let most = 255.min(4096 / links_per_replica);
+    let replicas_most = most.min(settings::max_parallel_replicas());
     let replicas_used = if is_serializable() {
         0
     } else {
-        available.min(settings::max_parallel_replicas()).min(most)
+        usable.min(replicas_most)
     };
     // SAFETY: a plain setting.
     let local_workers_limit = unsafe { pg_sys::max_parallel_workers_per_gather };
@@ -269,6 +278,7 @@ fn prepare(force: bool, strict: bool, replicas: Rc<[Replica]>) -> Attempt {
         saved_settings: saved_settings(),
         replicas,
         replicas_used,
+        replicas_most,
         links_per_replica,
         local_plan: settings::local_plan(),
         local_workers_limit,
@@ -350,14 +360,9 @@ fn replacement(planning: &Planning) -> Replacement {
         strict: planning.strict,
         local_workers_limit: planning.local_workers_limit,
         available: planning.replicas.len() as u32,
-        replicas: planning.replicas[..planning.replicas_used]
-            .iter()
-            .map(|replica| PlannedReplica {
-                server: replica.server_oid.to_u32(),
-                name: replica.name.clone(),
-                weight: replica.weight,
-            })
-            .collect(),
+        cluster: settings::cluster(),
+        replicas_used: planning.replicas_used,
+        replicas_most: planning.replicas_most,
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the planner tells the executor about our two nodes: one JSON text in a String node, which
 //! PostgreSQL can copy, print and read back.
 
+use crate::shm::monitor::Key;
 use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
 use serde::de::DeserializeOwned;
@@ -35,12 +36,14 @@ pub struct GranuleScanPrivate {
     pub rows: f64,
 }
 
-/// A replica as the plan names it. Host and port are looked up when the plan runs.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// A replica that was chosen when the plan was first executed.
+#[derive(Clone, Debug)]
 pub struct PlannedReplica {
     pub server: u32,
     pub name: String,
     pub weight: u32,
+    /// Under which this server remembers what it knows about the replica.
+    pub key: Key,
 }
 
 /// How the ordered output of participants is merged; absent where order does not matter.
@@ -57,9 +60,16 @@ pub struct MergeKey {
 pub struct ParallelReplicasPrivate {
     pub local_workers: i32,
     pub links_per_replica: u32,
-    pub replicas: Vec<PlannedReplica>,
+    pub cluster: String,
+    /// Replicas that the plan counts on.
+    pub planned: u32,
+    /// Replicas that it may use, should there be more when it is executed.
+    pub most: u32,
     /// Replicas that the cluster has, whether or not the limits admit them.
     pub available: u32,
+    /// Chosen at the first execution.
+    #[serde(skip)]
+    pub replicas: Vec<PlannedReplica>,
     pub local_plan: bool,
     /// The user typed the query under force: an error if replicas cannot be used.
     pub strict: bool,

@@ -1,8 +1,8 @@
 //! Puts ParallelReplicas where PostgreSQL put a Gather or Gather Merge over a shippable fragment.
 
 use super::private::{
-    GranuleScanPrivate, MergeKey, PARALLEL_REPLICAS_NAME, ParallelReplicasPrivate, PlannedReplica,
-    Refused, from_list, is_granule_scan, scan_methods, to_list,
+    GranuleScanPrivate, MergeKey, PARALLEL_REPLICAS_NAME, ParallelReplicasPrivate, Refused,
+    from_list, is_granule_scan, scan_methods, to_list,
 };
 use super::shippable::{self, Findings};
 use super::state::{Planning, replicas_for};
@@ -17,7 +17,11 @@ pub struct Replacement {
     pub strict: bool,
     pub local_workers_limit: i32,
     pub available: u32,
-    pub replicas: Vec<PlannedReplica>,
+    pub cluster: String,
+    /// Replicas that can be counted on, as far as the limits admit them.
+    pub replicas_used: usize,
+    /// The limits alone.
+    pub replicas_most: usize,
 }
 
 /// Replaces what can be replaced, everywhere in the statement, and returns how many nodes it were.
@@ -99,7 +103,7 @@ unsafe fn replace_one(
         let fragment = (*plan).lefttree;
         let findings =
             shippable::fragment(fragment, (*statement).rtable, &init_params, rescan_param)?;
-        if replicas_for(findings.rows, replacement.replicas.len()) == 0 {
+        if replicas_for(findings.rows, replacement.replicas_used) == 0 {
             return Err(Refused::new(Reason::NoReplicaAllowed, ""));
         }
         let mut private = private(
@@ -149,8 +153,10 @@ unsafe fn private(
     ParallelReplicasPrivate {
         local_workers: findings.local_workers,
         links_per_replica: replacement.links_per_replica,
-        replicas: replacement.replicas[..replicas_for(findings.rows, replacement.replicas.len())]
-            .to_vec(),
+        cluster: replacement.cluster.clone(),
+        planned: replicas_for(findings.rows, replacement.replicas_used) as u32,
+        most: replicas_for(findings.rows, replacement.replicas_most) as u32,
+        replicas: Vec::new(),
         available: replacement.available,
         local_plan: replacement.local_plan,
         strict: replacement.strict,

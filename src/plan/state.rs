@@ -22,8 +22,10 @@ pub struct Planning {
     pub saved_settings: Rc<[(&'static CStr, CString)]>,
     /// Replicas to plan with; empty only under force, to be told why not.
     pub replicas: Rc<[Replica]>,
-    /// How many of them the limits admit.
+    /// How many of them can be used and are admitted by the limits.
     pub replicas_used: usize,
+    /// The limits alone.
+    pub replicas_most: usize,
     pub links_per_replica: usize,
     pub local_plan: bool,
     /// `max_parallel_workers_per_gather` as the user set it.
@@ -98,6 +100,7 @@ pub struct Start {
     pub saved_settings: Rc<[(&'static CStr, CString)]>,
     pub replicas: Rc<[Replica]>,
     pub replicas_used: usize,
+    pub replicas_most: usize,
     pub links_per_replica: usize,
     pub local_plan: bool,
     pub local_workers_limit: i32,
@@ -115,6 +118,7 @@ pub fn push(start: Start) -> usize {
             saved_settings: start.saved_settings,
             replicas: start.replicas,
             replicas_used: start.replicas_used,
+            replicas_most: start.replicas_most,
             links_per_replica: start.links_per_replica,
             local_plan: start.local_plan,
             local_workers_limit: start.local_workers_limit,

@@ -79,6 +79,7 @@ struct Serving;
 impl Serving {
     fn begin() -> Self {
         state::disable(true);
+        shm::monitor::set_serving(true);
         Serving
     }
 }
@@ -86,6 +87,7 @@ impl Serving {
 impl Drop for Serving {
     fn drop(&mut self) {
         state::disable(false);
+        shm::monitor::set_serving(false);
         granule_scan::set_link_source(None, None);
         fragment::forget();
     }

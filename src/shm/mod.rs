@@ -7,6 +7,7 @@
 
 pub mod events;
 pub mod logs;
+pub mod monitor;
 mod ring;
 pub mod running;
 
@@ -14,7 +15,7 @@ use pgrx::pg_sys;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Raised whenever [`Shared`] changes.
-const LAYOUT_VERSION: u32 = 1;
+const LAYOUT_VERSION: u32 = 2;
 
 /// The area. No pointers, no heap.
 #[repr(C)]
@@ -22,12 +23,16 @@ pub struct Shared {
     layout_version: u32,
     /// Lock tranche of the task states in dynamic shared memory.
     tranche: i32,
+    monitor_tranche: i32,
+    unused: u32,
     /// Random: tells this server from a copy of it.
     instance_id: [u8; 16],
     pub events: events::Events,
+    monitor: monitor::Area,
 }
 
-const _: () = assert!(size_of::<Shared>() == 24 + size_of::<events::Events>());
+const _: () =
+    assert!(size_of::<Shared>() == 32 + size_of::<events::Events>() + size_of::<monitor::Area>());
 
 static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -77,6 +82,8 @@ unsafe extern "C-unwind" fn startup() {
             std::ptr::write_bytes(area, 0, 1);
             (*area).layout_version = LAYOUT_VERSION;
             (*area).tranche = pg_sys::LWLockNewTrancheId();
+            (*area).monitor_tranche = pg_sys::LWLockNewTrancheId();
+            monitor::init(&raw mut (*area).monitor, (*area).monitor_tranche);
             let id = (&raw mut (*area).instance_id).cast();
             if !pg_sys::pg_strong_random(id, 16) {
                 pgrx::error!("could not generate a random instance id");
@@ -84,6 +91,10 @@ unsafe extern "C-unwind" fn startup() {
             (*area).events.start();
         }
         pg_sys::LWLockRegisterTranche((*area).tranche, c"parallel_replicas_tasks".as_ptr());
+        pg_sys::LWLockRegisterTranche(
+            (*area).monitor_tranche,
+            c"parallel_replicas_monitor".as_ptr(),
+        );
         SHARED.store(area, Ordering::Relaxed);
         logs::create();
     }

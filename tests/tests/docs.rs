@@ -67,3 +67,26 @@ fn the_readme_lists_the_settings_with_their_defaults() {
     documented.sort();
     assert_eq!(documented, actual);
 }
+
+/// The page about clusters has the session settings of the choice with their defaults.
+#[test]
+fn the_page_of_clusters_lists_its_settings() {
+    let cluster = Cluster::builder().start();
+    let mut client = cluster.connect(PRIMARY);
+    let documented = rows(&document("docs/clusters.md"));
+    for row in client
+        .query(
+            "SELECT name, current_setting(name) FROM pg_settings
+             WHERE name ~ '^(load_balancing|distributed_replica_)'",
+            &[],
+        )
+        .expect("settings")
+    {
+        let (name, default): (String, String) = (row.get(0), row.get(1));
+        let expected = [format!("`{name}`"), format!("`{default}`")];
+        assert!(
+            documented.iter().any(|cells| cells[..2] == expected),
+            "{expected:?}"
+        );
+    }
+}

@@ -42,11 +42,17 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ("net", vec!["pg", "error"]),
         ("cluster", vec!["net", "pg"]),
         ("log", vec!["pg", "settings", "shm"]),
-        ("plan", vec!["pg", "shm", "settings", "cluster", "log"]),
+        ("choice", vec!["pg", "shm", "settings", "cluster"]),
+        ("monitor", vec!["net", "shm", "pg", "settings", "cluster"]),
+        (
+            "plan",
+            vec!["pg", "shm", "settings", "cluster", "choice", "log"],
+        ),
         (
             "exec",
             vec![
-                "net", "shm", "pg", "settings", "plan", "cluster", "error", "secret", "log",
+                "net", "shm", "pg", "settings", "plan", "cluster", "choice", "error", "secret",
+                "log",
             ],
         ),
         (
@@ -57,7 +63,9 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ),
         (
             "api",
-            vec!["cluster", "error", "net", "serve", "shm", "log", "settings"],
+            vec![
+                "cluster", "choice", "error", "net", "pg", "serve", "settings", "shm", "log",
+            ],
         ),
     ]
     .into_iter()
@@ -176,6 +184,7 @@ fn the_library_needs_only_old_libpq_functions() {
         "PQconninfoFree",
         "PQconnectPoll",
         "PQconnectStartParams",
+        "PQconnectionNeedsPassword",
         "PQconnectionUsedPassword",
         "PQconsumeInput",
         "PQerrorMessage",
@@ -198,6 +207,7 @@ fn the_library_needs_only_old_libpq_functions() {
         "PQresultErrorMessage",
         "PQresultStatus",
         "PQsendQuery",
+        "PQsetErrorVerbosity",
         "PQsetNoticeReceiver",
         "PQsetnonblocking",
         "PQsocket",

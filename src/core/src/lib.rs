@@ -1,8 +1,10 @@
 //! The decisions of parallel replicas, without PostgreSQL.
 #![forbid(unsafe_code)]
 
+pub mod balance;
 pub mod frame;
 pub mod link;
+pub mod machine;
 pub mod reason;
 pub mod rendezvous;
 pub mod snapshot;

@@ -37,6 +37,8 @@ reasons! {
     // Planning: the cluster.
     NoReplica, "no_replica", "the cluster has no replica",
         "Add one with parallel_replicas.add_replica(name, host, port).";
+    NoReplicaUsable, "no_replica_usable", "no replica can be used at the moment",
+        "The view parallel_replicas.replicas tells why.";
     NoReplicaAllowed, "no_replica_allowed", "max_parallel_replicas or parallel_replicas_min_number_of_rows_per_replica leaves no replica",
         "Raise max_parallel_replicas, or lower parallel_replicas_min_number_of_rows_per_replica.";
     // Planning: the query.

@@ -87,6 +87,20 @@ impl Rendezvous {
         })
     }
 
+    /// All replicas for a key, the preferred one first. A replica that goes away moves only the keys
+    /// that it was first for, and moves them to the next in this order.
+    pub fn ranked(&self, key: &[u8]) -> Vec<u16> {
+        let mut scored: Vec<(Score, u16)> = (0u16..)
+            .zip(&self.nodes)
+            .map(|(index, node)| {
+                let hash = xxh3_64_with_seed(key, node.seed);
+                ((closeness(hash, node), hash, node.seed), index)
+            })
+            .collect();
+        scored.sort_unstable_by(|a, b| b.cmp(a));
+        scored.into_iter().map(|(_, index)| index).collect()
+    }
+
     /// Owner and stealer of the segment that starts at block `start_block`.
     pub fn place(&self, database: u32, relfilenode: u32, start_block: u32) -> Placement {
         let mut key = [0u8; 12];
@@ -245,6 +259,39 @@ mod tests {
                 .stealer,
             None
         );
+    }
+
+    #[test]
+    fn keys_are_spread_evenly_and_only_those_of_a_removed_replica_move() {
+        let four = ["a", "b", "c", "d"].map(|name| ReplicaSpec { name, weight: 1 });
+        let all = Rendezvous::new(&four).unwrap();
+        let rest = Rendezvous::new(&four[..3]).unwrap();
+        let mut shares = [0u32; 4];
+        for number in 0..100_000 {
+            let key = format!("tag_{number}");
+            let ranked = all.ranked(key.as_bytes());
+            shares[usize::from(ranked[0])] += 1;
+            let without: Vec<u16> = ranked.into_iter().filter(|index| *index != 3).collect();
+            assert_eq!(rest.ranked(key.as_bytes()), without);
+        }
+        assert!(
+            shares.iter().all(|share| (22_500..27_500).contains(share)),
+            "{shares:?}"
+        );
+    }
+
+    #[test]
+    fn keys_follow_the_weights() {
+        let replicas =
+            [("a", 1), ("b", 2), ("c", 1)].map(|(name, weight)| ReplicaSpec { name, weight });
+        let map = Rendezvous::new(&replicas).unwrap();
+        let mut shares = [0i64; 3];
+        for number in 0..40_000 {
+            shares[usize::from(map.ranked(format!("tag_{number}").as_bytes())[0])] += 1;
+        }
+        for (share, expected) in shares.iter().zip([10_000, 20_000, 10_000]) {
+            assert!((share - expected).abs() <= expected / 10, "{shares:?}");
+        }
     }
 
     /// Pinned, because a changed value would quietly make every cache of every cluster cold.

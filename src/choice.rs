@@ -1,0 +1,193 @@
+//! Which replicas of a cluster a query uses: what the monitor knows, and the order of preference.
+//!
+//! Not here: how the order is made (`core::balance`, `core::rendezvous`) and who looks at replicas
+//! (`monitor`). The planner counts the replicas that could be used; the first execution chooses.
+//!
+//! Invariant: a replica that the monitor has not looked at, or not lately, counts as usable.
+
+use crate::cluster::Replica;
+use crate::pg::proc;
+use crate::settings::replicas as settings;
+use crate::shm::monitor::{self, Entry, Key, Outcome, pool_key, replica_key};
+use parallel_replicas_core::balance::{self, Algorithm, Candidate, Rules};
+use parallel_replicas_core::rendezvous::{Rendezvous, ReplicaSpec};
+use pgrx::pg_sys;
+
+/// Intervals after which a finding is too old to tell anything.
+const INTERVALS_MAX: u64 = 4;
+
+pub fn key(replica: &Replica) -> Key {
+    replica_key(&replica.address, replica.port)
+}
+
+/// What a replica is compared with: this server now.
+pub struct Here {
+    system_identifier: u64,
+    instance_id: [u8; 16],
+    timeline: u32,
+    server_version: u32,
+    now: i64,
+    /// Findings from before this time do not count; None: the monitor is off.
+    oldest: Option<i64>,
+}
+
+impl Here {
+    pub fn new() -> Self {
+        let now = monitor::now();
+        Here {
+            // SAFETY: reads the control file's copy in shared memory.
+            system_identifier: unsafe { pg_sys::GetSystemIdentifier() },
+            instance_id: crate::shm::instance_id(),
+            timeline: proc::own_timeline(),
+            server_version: proc::server_version(),
+            now,
+            oldest: settings::monitor_interval_ms()
+                .map(|interval_ms| now - (interval_ms * INTERVALS_MAX * 1000) as i64),
+        }
+    }
+
+    /// Does the last look at a replica still count?
+    pub fn is_recent(&self, entry: &Entry) -> bool {
+        entry.probe.outcome != Outcome::NotProbed
+            && self.oldest.is_some_and(|oldest| {
+                (oldest..=self.now + 60_000_000).contains(&entry.probe.probed_at)
+            })
+    }
+
+    /// Is the replica this server itself? None if nobody knows.
+    pub fn is_itself(&self, entry: Option<&Entry>) -> Option<bool> {
+        let entry = entry.filter(|entry| entry.probe.answered_at != 0)?;
+        Some(entry.probe.state.instance_id == self.instance_id)
+    }
+
+    /// Why no query uses a replica; None if it may be used, as far as is known.
+    pub fn obstacle(&self, entry: Option<&Entry>) -> Option<&'static str> {
+        let entry = entry?;
+        if self.is_itself(Some(entry)) == Some(true) {
+            return Some("this server itself");
+        }
+        if !self.is_recent(entry) {
+            return None;
+        }
+        let state = &entry.probe.state;
+        match entry.probe.outcome {
+            Outcome::NoAnswer => Some("does not answer"),
+            Outcome::Answered if state.system_identifier != self.system_identifier => {
+                Some("belongs to another system")
+            }
+            Outcome::Answered if !state.in_recovery => Some("not in recovery"),
+            Outcome::Answered if state.timeline != self.timeline => Some("on another timeline"),
+            Outcome::Answered if state.server_version != self.server_version => {
+                Some("another server version")
+            }
+            _ => None,
+        }
+    }
+}
+
+/// How many of a cluster's replicas a query could use.
+pub fn count_usable(replicas: &[Replica]) -> usize {
+    monitor::want_this_database();
+    let keys: Vec<Key> = replicas.iter().map(key).collect();
+    let here = Here::new();
+    monitor::look(&keys)
+        .iter()
+        .filter(|entry| here.obstacle(entry.as_ref()).is_none())
+        .count()
+}
+
+/// Positions of the replicas that a query is to use, at most `most`, the preferred first.
+/// `despite`: if none can be used as far as is known, all are tried.
+pub fn choose(cluster: &str, replicas: &[Replica], most: usize, despite: bool) -> Vec<usize> {
+    monitor::want_this_database();
+    let rules = settings::error_rules();
+    let keys: Vec<Key> = replicas.iter().map(key).collect();
+    let known = monitor::entries(&keys, &rules);
+    let here = Here::new();
+    let mut usable: Vec<usize> = (0..replicas.len())
+        .filter(|position| here.obstacle(known[*position].as_ref()).is_none())
+        .collect();
+    if usable.is_empty() && despite {
+        usable = (0..replicas.len()).collect();
+    }
+    let tag = settings::replica_tag();
+    let mut chosen = match tag.is_empty() {
+        true => by_balance(cluster, replicas, &known, &usable),
+        false => by_tag(&tag, replicas, &usable),
+    };
+    chosen.truncate(most);
+    chosen
+}
+
+fn by_balance(
+    cluster: &str,
+    replicas: &[Replica],
+    known: &[Option<Entry>],
+    usable: &[usize],
+) -> Vec<usize> {
+    let error_rules = settings::error_rules();
+    let candidates: Vec<Candidate<'_>> = usable
+        .iter()
+        .map(|position| Candidate {
+            host: &replicas[*position].host,
+            errors: known[*position].map_or(0, |entry| entry.count.effective(&error_rules)),
+            priority: replicas[*position].priority,
+        })
+        .collect();
+    let algorithm = settings::load_balancing();
+    let turn = match algorithm {
+        // SAFETY: plain global.
+        Algorithm::RoundRobin => {
+            monitor::next_turn(pool_key(unsafe { pg_sys::MyDatabaseId }, cluster))
+        }
+        _ => 0,
+    };
+    let local_host = proc::host_name().unwrap_or_default();
+    let rules = Rules {
+        algorithm,
+        local_host: &local_host,
+        first_offset: settings::load_balancing_first_offset(),
+        turn,
+    };
+    // SAFETY: this process's own generator.
+    let random = || unsafe { pg_sys::pg_prng_uint64(&raw mut pg_sys::pg_global_prng_state) };
+    balance::order(&candidates, &rules, random)
+        .into_iter()
+        .map(|candidate| usable[candidate])
+        .collect()
+}
+
+fn by_tag(tag: &str, replicas: &[Replica], usable: &[usize]) -> Vec<usize> {
+    let specs: Vec<ReplicaSpec<'_>> = usable
+        .iter()
+        .map(|position| ReplicaSpec {
+            name: &replicas[*position].name,
+            weight: replicas[*position].weight,
+        })
+        .collect();
+    // It fails without replicas, or with more than the hash takes.
+    let Ok(ring) = Rendezvous::new(
+        &specs[..specs
+            .len()
+            .min(parallel_replicas_core::rendezvous::MAX_REPLICAS)],
+    ) else {
+        return Vec::new();
+    };
+    ring.ranked(tag.as_bytes())
+        .into_iter()
+        .map(|index| usable[usize::from(index)])
+        .collect()
+}
+
+/// Name of the replica that a tag leads to now; None if no replica can be used.
+pub fn replica_for_tag(tag: &str, replicas: &[Replica]) -> Option<String> {
+    monitor::want_this_database();
+    let keys: Vec<Key> = replicas.iter().map(key).collect();
+    let here = Here::new();
+    let known = monitor::look(&keys);
+    let usable: Vec<usize> = (0..replicas.len())
+        .filter(|position| here.obstacle(known[*position].as_ref()).is_none())
+        .collect();
+    let first = *by_tag(tag, replicas, &usable).first()?;
+    Some(replicas[first].name.clone())
+}

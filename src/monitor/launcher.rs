@@ -1,0 +1,158 @@
+//! The launcher: one process per server. It samples the server's load and sees to it that every
+//! database that defines replicas has a worker.
+
+use super::{fill, machine, serve_signals, take_signals};
+use crate::pg::wait;
+use crate::settings::replicas::monitor_interval_ms;
+use crate::shm::monitor::{self, DatabaseState};
+use parallel_replicas_core::machine::load;
+use pgrx::pg_sys;
+use std::ffi::CStr;
+
+const LIBRARY: &CStr = c"parallel_replicas";
+/// Seconds after which PostgreSQL starts the launcher again, and it a worker, that ended by error.
+const RESTART_S: i32 = 5;
+const SECOND_US: i64 = 1_000_000;
+/// How often a database without replicas is looked at, if nobody asks for it.
+const IDLE_US: i64 = 60 * SECOND_US;
+/// After this time a worker that was asked for is not coming.
+const STARTING_US: i64 = 10 * SECOND_US;
+/// How long the launcher sleeps when the monitor is off.
+const OFF_MS: u64 = 10_000;
+/// How often all databases are looked through.
+const LIST_US: i64 = 5 * SECOND_US;
+
+/// Registers the launcher. Once, while the postmaster loads the library.
+pub fn init() {
+    let mut worker = describe(c"parallel_replicas launcher", c"parallel_replicas_launcher");
+    worker.bgw_restart_time = RESTART_S;
+    // SAFETY: in the postmaster, while libraries are preloaded.
+    unsafe { pg_sys::RegisterBackgroundWorker(&mut worker) };
+}
+
+fn describe(name: &CStr, function: &CStr) -> pg_sys::BackgroundWorker {
+    let mut worker = pg_sys::BackgroundWorker {
+        bgw_flags: (pg_sys::BGWORKER_SHMEM_ACCESS | pg_sys::BGWORKER_BACKEND_DATABASE_CONNECTION)
+            as i32,
+        // On a standby as soon as it takes queries.
+        bgw_start_time: pg_sys::BgWorkerStartTime::BgWorkerStart_ConsistentState,
+        bgw_restart_time: pg_sys::BGW_NEVER_RESTART,
+        ..pg_sys::BackgroundWorker::default()
+    };
+    fill(&mut worker.bgw_name, name);
+    fill(&mut worker.bgw_type, name);
+    fill(&mut worker.bgw_library_name, LIBRARY);
+    fill(&mut worker.bgw_function_name, function);
+    worker
+}
+
+/// Main function of the process.
+#[pgrx::pg_guard]
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn parallel_replicas_launcher(_argument: pg_sys::Datum) {
+    take_signals();
+    // SAFETY: main thread of a background worker. Without a database only shared catalogs can be
+    // read, which is all that is needed.
+    unsafe { pg_sys::BackgroundWorkerInitializeConnection(std::ptr::null(), std::ptr::null(), 0) };
+    // SAFETY: plain global.
+    monitor::set_launcher(unsafe { pg_sys::MyProcPid });
+    let mut before = machine::sample();
+    let mut listed_at = 0;
+    let mut complained = false;
+    let mut woken = true;
+    while serve_signals() {
+        let sleep_ms = match monitor_interval_ms() {
+            None => OFF_MS,
+            Some(interval_ms) => {
+                let now = machine::sample();
+                // Shorter spans say nothing: the kernel counts in hundredths of a second.
+                if now.at_us.saturating_sub(before.at_us) >= interval_ms.min(100) * 1000 {
+                    monitor::set_load(load(&before, &now));
+                    before = now;
+                }
+                let now = monitor::now();
+                if woken || now - listed_at >= LIST_US {
+                    listed_at = now;
+                    supervise(&mut complained);
+                }
+                interval_ms.min(5000)
+            }
+        };
+        let started = wait::now_micros();
+        wait::latch_or_sockets(&[], sleep_ms, pg_sys::PG_WAIT_EXTENSION);
+        woken = wait::now_micros() - started < sleep_ms * 1000;
+    }
+    // With any other code PostgreSQL would not start it again, should it be this process alone that
+    // was told to end.
+    // SAFETY: ends the process in order.
+    unsafe { pg_sys::proc_exit(1) };
+}
+
+/// Starts the workers that are due.
+fn supervise(complained: &mut bool) {
+    let databases = databases();
+    monitor::keep_databases(&databases);
+    let now = monitor::now();
+    for oid in databases {
+        let due = match monitor::database(oid) {
+            None => true,
+            Some((state, since, _)) => match state {
+                DatabaseState::Wanted => true,
+                DatabaseState::Starting => now - since > STARTING_US,
+                DatabaseState::Running => false,
+                DatabaseState::Idle => now - since > IDLE_US,
+                DatabaseState::Failed => now - since > i64::from(RESTART_S) * SECOND_US,
+            },
+        };
+        if due && !start(oid) {
+            monitor::set_database(oid, DatabaseState::Wanted, 0);
+            if !*complained {
+                pgrx::warning!(
+                    "no background worker slot is free for the monitor of parallel_replicas; \
+                     increase max_worker_processes"
+                );
+            }
+            *complained = true;
+            return;
+        }
+    }
+    *complained = false;
+}
+
+fn start(database: pg_sys::Oid) -> bool {
+    monitor::set_database(database, DatabaseState::Starting, 0);
+    let mut worker = describe(c"parallel_replicas monitor", c"parallel_replicas_monitor");
+    worker.bgw_main_arg = pg_sys::Datum::from(database);
+    // SAFETY: plain global: PostgreSQL tells this process when the worker starts and ends.
+    worker.bgw_notify_pid = unsafe { pg_sys::MyProcPid };
+    // SAFETY: main thread; the description is copied, and nobody wants a handle.
+    unsafe { pg_sys::RegisterDynamicBackgroundWorker(&mut worker, std::ptr::null_mut()) }
+}
+
+/// Databases that sessions can connect to, except templates.
+fn databases() -> Vec<pg_sys::Oid> {
+    let mut found = Vec::new();
+    // SAFETY: outside any transaction. As PostgreSQL's autovacuum launcher does it: a snapshot is
+    // held for the scan only, and errors end the process.
+    unsafe {
+        pg_sys::StartTransactionCommand();
+        pg_sys::GetTransactionSnapshot();
+        let lock = pg_sys::AccessShareLock as i32;
+        let relation = pg_sys::table_open(pg_sys::DatabaseRelationId, lock);
+        let scan = pg_sys::table_beginscan_catalog(relation, 0, std::ptr::null_mut());
+        loop {
+            let tuple = pg_sys::heap_getnext(scan, pg_sys::ScanDirection::ForwardScanDirection);
+            if tuple.is_null() {
+                break;
+            }
+            let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_database>();
+            if (*form).datallowconn && !(*form).datistemplate {
+                found.push((*form).oid);
+            }
+        }
+        pg_sys::heap_endscan(scan);
+        pg_sys::table_close(relation, lock);
+        pg_sys::CommitTransactionCommand();
+    }
+    found
+}
