@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod frame;
+pub mod queue;
 pub mod reason;
 pub mod rendezvous;
 pub mod snapshot;
