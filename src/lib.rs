@@ -13,6 +13,7 @@ mod exec;
 mod net;
 mod pg;
 mod plan;
+mod queue;
 mod secret;
 mod serve;
 mod settings;
@@ -30,6 +31,7 @@ pub extern "C-unwind" fn _PG_init() {
     if !unsafe { pg_sys::process_shared_preload_libraries_in_progress } {
         return;
     }
+    queue::init_settings();
     settings::init();
     shm::init();
     exec::granule_scan::init();
@@ -37,4 +39,5 @@ pub extern "C-unwind" fn _PG_init() {
     plan::paths::init();
     plan::hook::init();
     plan::explain::init();
+    queue::init();
 }

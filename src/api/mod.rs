@@ -5,6 +5,7 @@
 mod checks;
 mod events;
 mod fdw;
+mod queue;
 mod replicas;
 mod serve;
 
@@ -13,4 +14,13 @@ pgrx::extension_sql_file!(
     "../../sql/views.sql",
     name = "views",
     requires = [events::get_events, serve::serve]
+);
+pgrx::extension_sql_file!(
+    "../../sql/queue.sql",
+    name = "queue",
+    requires = [
+        queue::get_running_queries,
+        queue::get_query_queue,
+        queue::get_query_queue_classes
+    ]
 );
