@@ -16,6 +16,7 @@ mod monitor;
 mod net;
 mod pg;
 mod plan;
+mod queue;
 mod secret;
 mod serve;
 mod settings;
@@ -33,6 +34,7 @@ pub extern "C-unwind" fn _PG_init() {
     if !unsafe { pg_sys::process_shared_preload_libraries_in_progress } {
         return;
     }
+    queue::init_settings();
     settings::init();
     shm::init();
     exec::granule_scan::init();
@@ -41,4 +43,5 @@ pub extern "C-unwind" fn _PG_init() {
     plan::hook::init();
     plan::explain::init();
     monitor::init();
+    queue::init();
 }

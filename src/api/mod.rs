@@ -8,6 +8,7 @@ mod everywhere;
 mod fdw;
 mod log;
 mod monitor;
+mod queue;
 mod replicas;
 mod serve;
 
@@ -16,4 +17,13 @@ pgrx::extension_sql_file!(
     "../../sql/views.sql",
     name = "views",
     requires = [events::get_events, serve::serve, serve::cpu_time]
+);
+pgrx::extension_sql_file!(
+    "../../sql/queue.sql",
+    name = "queue",
+    requires = [
+        queue::get_running_queries,
+        queue::get_query_queue,
+        queue::get_query_queue_classes
+    ]
 );

@@ -7,5 +7,6 @@ pub mod ffi;
 pub mod guc;
 pub mod plan;
 pub mod proc;
+pub mod statement;
 pub mod timezone;
 pub mod wait;

@@ -1,0 +1,231 @@
+//! The query queue's views.
+
+use crate::queue::status;
+use parallel_replicas_core::queue::{Admitted, Blocked, State};
+use pgrx::iter::TableIterator;
+use pgrx::prelude::TimestampWithTimeZone;
+use pgrx::{name, pg_extern, pg_sys};
+
+/// Raises 55000 without preload.
+fn require_preload() {
+    if !crate::queue::shared::exists() {
+        crate::error::not_preloaded();
+    }
+}
+
+fn time(micros: i64) -> Option<TimestampWithTimeZone> {
+    TimestampWithTimeZone::try_from(micros).ok()
+}
+
+fn blocked_reason(blocked: Blocked) -> &'static str {
+    match blocked {
+        Blocked::Order => "order",
+        Blocked::Slots => "slots",
+        Blocked::Concurrency => "concurrency_limit",
+        Blocked::Group => "group_limit",
+        Blocked::Overload => "overload",
+    }
+}
+
+fn admitted_by(admitted: Admitted) -> &'static str {
+    match admitted {
+        Admitted::Scheduler => "scheduler",
+        Admitted::InTransaction => "in_transaction",
+        Admitted::Blocker => "blocker",
+        Admitted::SwitchedOff => "switched_off",
+    }
+}
+
+/// One row per statement that holds slots or waits for them. Raises 55000 without preload.
+#[pg_extern(volatile, strict, parallel_restricted)]
+#[allow(clippy::type_complexity)]
+fn get_running_queries() -> TableIterator<
+    'static,
+    (
+        name!(query_id, Option<i64>),
+        name!(pid, i32),
+        name!(user_oid, pg_sys::Oid),
+        name!(database_oid, pg_sys::Oid),
+        name!(resource_group, Option<String>),
+        name!(start_time, Option<TimestampWithTimeZone>),
+        name!(pending_timeout, Option<TimestampWithTimeZone>),
+        name!(query_timeout, Option<TimestampWithTimeZone>),
+        name!(state, &'static str),
+        name!(slots, i32),
+        name!(processes, i32),
+        name!(position, Option<i32>),
+        name!(wait_ms, i64),
+        name!(admitted_by, Option<&'static str>),
+        name!(blocked_reason, Option<&'static str>),
+        name!(estimated_cost, f64),
+    ),
+> {
+    require_preload();
+    let rows: Vec<_> = status::statements()
+        .into_iter()
+        .map(|statement| {
+            let (entry, details) = (statement.entry, statement.details);
+            let pending = entry.state == State::Pending;
+            let timeout = status::pending_timeout_s() as i64;
+            let limit = i64::from(details.statement_timeout_ms);
+            (
+                (details.query_id != 0).then_some(details.query_id as i64),
+                details.pid,
+                pg_sys::Oid::from(details.user),
+                pg_sys::Oid::from(details.database),
+                crate::queue::status::group_name(entry.group),
+                time(details.statement_start),
+                (timeout > 0)
+                    .then(|| time(details.enqueued_at + timeout * 1_000_000))
+                    .flatten(),
+                (limit > 0)
+                    .then(|| time(details.statement_start + limit * 1000))
+                    .flatten(),
+                if pending { "PENDING" } else { "RUNNING" },
+                entry.slots as i32,
+                details.processes as i32,
+                pending.then_some(statement.position as i32),
+                statement.waited_ms as i64,
+                (!pending).then(|| admitted_by(entry.admitted)),
+                pending.then(|| blocked_reason(entry.blocked)),
+                details.cost,
+            )
+        })
+        .collect();
+    TableIterator::new(rows)
+}
+
+/// Gauges and counters of the queue. Raises 55000 without preload.
+#[pg_extern(volatile, strict, parallel_restricted)]
+fn get_query_queue() -> TableIterator<
+    'static,
+    (
+        name!(metric, &'static str),
+        name!(value, f64),
+        name!(description, &'static str),
+    ),
+> {
+    require_preload();
+    let totals = status::totals();
+    let limits = totals.limits;
+    let remaining = u64::from(limits.total).saturating_sub(totals.slots);
+    let counters = totals.counters;
+    let rows = vec![
+        (
+            "pending",
+            f64::from(totals.pending),
+            "Statements that wait.",
+        ),
+        (
+            "running",
+            f64::from(totals.running),
+            "Statements that hold slots.",
+        ),
+        (
+            "max_slots",
+            f64::from(limits.total),
+            "Slots that there are.",
+        ),
+        ("used_slots", totals.slots as f64, "Slots held."),
+        ("remaining_slots", remaining as f64, "Slots free."),
+        (
+            "required_slots",
+            totals.slots_required as f64,
+            "Slots that waiting statements need together.",
+        ),
+        (
+            "max_required_slots",
+            f64::from(totals.slots_required_max),
+            "Slots that the largest waiting statement needs.",
+        ),
+        (
+            "earliest_wait_ms",
+            totals.earliest_wait_ms as f64,
+            "How long the first waiting statement has waited.",
+        ),
+        (
+            "concurrency_limit",
+            f64::from(limits.concurrency),
+            "Statements that may run at once; 0: no limit.",
+        ),
+        (
+            "max_queued",
+            f64::from(limits.queued_max),
+            "Statements that may wait; 0: no limit.",
+        ),
+        (
+            "total",
+            counters.total as f64,
+            "Statements that asked for slots since the server started.",
+        ),
+        (
+            "timeouts",
+            counters.timeouts as f64,
+            "Statements that waited too long.",
+        ),
+        (
+            "rejected",
+            counters.rejected as f64,
+            "Statements that found the queue full.",
+        ),
+        (
+            "admitted_in_transaction",
+            counters.in_transaction as f64,
+            "Statements admitted above the limits because of what their transaction held.",
+        ),
+        (
+            "admitted_blockers",
+            counters.blockers as f64,
+            "Waiting statements admitted above the limits because they blocked somebody.",
+        ),
+        (
+            "cpu_permille",
+            f64::from(totals.cpu_permille),
+            "CPU in use at the last measurement, in thousandths.",
+        ),
+        (
+            "memory_used",
+            totals.memory_used,
+            "Share of memory in use at the last measurement.",
+        ),
+        (
+            "overloaded",
+            f64::from(u8::from(limits.overloaded)),
+            "1 while the measured limits keep statements waiting.",
+        ),
+    ];
+    TableIterator::new(rows)
+}
+
+/// One row per size class. Raises 55000 without preload.
+#[pg_extern(volatile, strict, parallel_restricted)]
+#[allow(clippy::type_complexity)]
+fn get_query_queue_classes() -> TableIterator<
+    'static,
+    (
+        name!(class, i32),
+        name!(weight, i64),
+        name!(state, i64),
+        name!(pending, i64),
+        name!(running, i64),
+        name!(admitted, i64),
+    ),
+> {
+    require_preload();
+    let rows: Vec<_> = status::totals()
+        .classes
+        .iter()
+        .enumerate()
+        .map(|(number, class)| {
+            (
+                number as i32,
+                class.weight,
+                class.state,
+                class.pending as i64,
+                class.running as i64,
+                class.admitted as i64,
+            )
+        })
+        .collect();
+    TableIterator::new(rows)
+}

@@ -1,0 +1,118 @@
+//! What this backend is in the middle of: is a statement the user's own, or part of another one?
+//!
+//! The hooks enter a frame before they pass control on, and leave it afterwards. An ERROR jumps over
+//! the leaving, so frames say themselves when they are dead: all frames belong to one message of the
+//! client, told by its start time, and those entered inside a subtransaction die with it.
+
+use pgrx::pg_sys;
+use std::cell::RefCell;
+
+/// What a hook has entered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame {
+    Planner,
+    Executor,
+    /// A utility statement whose queries are nested in it.
+    Utility,
+    /// A utility statement that executes one query on the user's behalf: EXPLAIN, EXECUTE, DECLARE
+    /// CURSOR, COPY (query) TO.
+    Through,
+    /// The same, and stores the result: CREATE TABLE AS.
+    ThroughLoad,
+}
+
+#[derive(Clone, Copy)]
+struct Entered {
+    frame: Frame,
+    message: pg_sys::TimestampTz,
+    nest_level: i32,
+}
+
+thread_local! {
+    static FRAMES: RefCell<Vec<Entered>> = const { RefCell::new(Vec::new()) };
+}
+
+fn message() -> pg_sys::TimestampTz {
+    // SAFETY: reads this backend's transaction state.
+    unsafe { pg_sys::GetCurrentStatementStartTimestamp() }
+}
+
+/// Enters a frame; the result is for [`leave`].
+pub fn enter(frame: Frame) -> usize {
+    let message = message();
+    // SAFETY: as above.
+    let nest_level = unsafe { pg_sys::GetCurrentTransactionNestLevel() };
+    FRAMES.with_borrow_mut(|frames| {
+        if frames.first().is_some_and(|first| first.message != message) {
+            frames.clear();
+        }
+        frames.push(Entered {
+            frame,
+            message,
+            nest_level,
+        });
+        frames.len() - 1
+    })
+}
+
+/// Leaves a frame, and whatever was left inside it by an error.
+pub fn leave(position: usize) {
+    FRAMES.with_borrow_mut(|frames| frames.truncate(position));
+}
+
+/// The present subtransaction is aborting.
+pub fn abort_subtransaction() {
+    // SAFETY: as above.
+    let nest_level = unsafe { pg_sys::GetCurrentTransactionNestLevel() };
+    FRAMES.with_borrow_mut(|frames| {
+        if let Some(dead) = frames
+            .iter()
+            .position(|entered| entered.nest_level >= nest_level)
+        {
+            frames.truncate(dead);
+        }
+    });
+}
+
+/// How a statement that is about to start stands to the user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// What the client sent.
+    Own,
+    /// The query of a utility statement that the client sent.
+    Through { load: bool },
+    /// Part of something else: a function, a trigger, planning.
+    Nested,
+}
+
+/// # Safety
+/// `statement` is a valid planned statement.
+pub unsafe fn standing(statement: *const pg_sys::PlannedStmt) -> Standing {
+    let message = message();
+    FRAMES.with_borrow(|frames| {
+        let live = match frames.first() {
+            Some(first) if first.message == message => frames.as_slice(),
+            _ => &[],
+        };
+        match live {
+            // SAFETY: as the caller says. Foreign keys checked at COMMIT, domains checked at Bind
+            // and the like are in no frame, but not in the portal's list either.
+            [] if unsafe { is_in_active_portal(statement) } => Standing::Own,
+            [one] if one.frame == Frame::Through => Standing::Through { load: false },
+            [one] if one.frame == Frame::ThroughLoad => Standing::Through { load: true },
+            _ => Standing::Nested,
+        }
+    })
+}
+
+/// # Safety
+/// As for [`standing`].
+unsafe fn is_in_active_portal(statement: *const pg_sys::PlannedStmt) -> bool {
+    // SAFETY: the portal that is being started or executed, if any.
+    unsafe {
+        let portal = pg_sys::ActivePortal;
+        !portal.is_null()
+            && crate::pg::plan::items::<pg_sys::PlannedStmt>((*portal).stmts)
+                .any(|other| std::ptr::eq(other, statement))
+    }
+}

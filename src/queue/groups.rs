@@ -1,0 +1,6 @@
+//! Resource groups.
+
+/// Number of the session's group plus 1; 0: none.
+pub fn number() -> u32 {
+    0
+}

@@ -1,0 +1,153 @@
+//! What this backend's slots are held for, and giving them back.
+//!
+//! A backend has one entry in the queue, however many statements it has open: cursors overlap, and
+//! drivers fetch from several portals by turns. The entry holds as many slots as the dearest of them
+//! needs, until the last has ended. Ends are noticed at the executor's end, at the end of the
+//! statement, of the transaction or of the subtransaction that they began in, and at the end of the
+//! process; whichever comes first wins, and the others find nothing to do.
+
+use super::{frames, shared};
+use pgrx::pg_sys;
+use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
+
+/// What holds slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// A query, from the executor's start to its end.
+    Query(*const pg_sys::QueryDesc),
+    /// A utility statement, across the transactions that it commits.
+    Utility,
+    /// The rest of the transaction.
+    Transaction,
+}
+
+#[derive(Clone, Copy)]
+struct Holder {
+    what: What,
+    subtransaction: pg_sys::SubTransactionId,
+    slots: u32,
+}
+
+/// `TopSubTransactionId` of c.h.
+const TOP_SUBTRANSACTION: pg_sys::SubTransactionId = 1;
+
+thread_local! {
+    static HOLDERS: RefCell<Vec<Holder>> = const { RefCell::new(Vec::new()) };
+    static EXIT_CALLBACK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Installs the callbacks, which every backend inherits. Once, from the library's initialisation.
+pub fn init() {
+    // SAFETY: single-threaded start of the server; the functions live as long as the process.
+    unsafe {
+        pg_sys::RegisterXactCallback(Some(transaction_event), std::ptr::null_mut());
+        pg_sys::RegisterSubXactCallback(Some(subtransaction_event), std::ptr::null_mut());
+    }
+}
+
+pub fn is_empty() -> bool {
+    HOLDERS.with_borrow(Vec::is_empty)
+}
+
+/// The most slots that anything here needs; 0 if there is nothing.
+pub fn slots() -> u32 {
+    HOLDERS.with_borrow(|holders| {
+        let slots = holders.iter().map(|holder| holder.slots);
+        slots.max().unwrap_or(0)
+    })
+}
+
+/// Adds a holder. Before it asks for slots: so whatever happens then, they are given back.
+pub fn add(what: What, slots: u32) {
+    // SAFETY: a static function; reads this backend's transaction state.
+    let subtransaction = unsafe {
+        if !EXIT_CALLBACK.replace(true) {
+            pg_sys::before_shmem_exit(Some(process_exit), pg_sys::Datum::null());
+        }
+        match what {
+            What::Transaction => TOP_SUBTRANSACTION,
+            What::Query(_) | What::Utility => pg_sys::GetCurrentSubTransactionId(),
+        }
+    };
+    HOLDERS.with_borrow_mut(|holders| {
+        holders.push(Holder {
+            what,
+            subtransaction,
+            slots,
+        });
+    });
+}
+
+/// A query or utility statement has ended.
+pub fn end(what: What) {
+    keep(|holder| holder.what != what);
+}
+
+/// Keeps those that the test says, and gives back what only the others needed.
+fn keep(test: impl Fn(&Holder) -> bool) {
+    let before = slots();
+    let gone = HOLDERS.with_borrow_mut(|holders| {
+        let count = holders.len();
+        holders.retain(test);
+        count != holders.len()
+    });
+    if !gone {
+        return;
+    }
+    let now = slots();
+    if now == 0 {
+        shared::locked(|view| view.release_own());
+    } else if now < before {
+        shared::locked(|view| {
+            view.queue.resize(shared::own_index(), now);
+            view.schedule();
+        });
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
+    use pg_sys::XactEvent::{XACT_EVENT_ABORT, XACT_EVENT_COMMIT, XACT_EVENT_PREPARE};
+    if is_empty() {
+        return;
+    }
+    match event {
+        // ANALYZE and others commit in their middle.
+        XACT_EVENT_COMMIT => keep(|holder| holder.what == What::Utility),
+        XACT_EVENT_ABORT | XACT_EVENT_PREPARE => keep(|_| false),
+        _ => {}
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn subtransaction_event(
+    event: pg_sys::SubXactEvent::Type,
+    subtransaction: pg_sys::SubTransactionId,
+    parent: pg_sys::SubTransactionId,
+    _arg: *mut c_void,
+) {
+    use pg_sys::SubXactEvent::{SUBXACT_EVENT_ABORT_SUB, SUBXACT_EVENT_COMMIT_SUB};
+    match event {
+        SUBXACT_EVENT_ABORT_SUB => {
+            frames::abort_subtransaction();
+            if !is_empty() {
+                keep(|holder| holder.subtransaction != subtransaction);
+            }
+        }
+        // Cursors go over to the parent.
+        SUBXACT_EVENT_COMMIT_SUB => HOLDERS.with_borrow_mut(|holders| {
+            for holder in holders {
+                if holder.subtransaction == subtransaction {
+                    holder.subtransaction = parent;
+                }
+            }
+        }),
+        _ => {}
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn process_exit(_code: i32, _arg: pg_sys::Datum) {
+    keep(|_| false);
+}

@@ -1,0 +1,325 @@
+//! The hooks: where statements begin and end.
+//!
+//! With the queue off each costs a branch. Calls into the executor are unguarded (see `pg::ffi`):
+//! nothing with a destructor lives across them.
+
+#![allow(ffi_unwind_calls)]
+
+use super::frames::{self, Frame, Standing};
+use super::holders::{self, What};
+use super::need::{self, Need};
+use super::{settings, wait};
+use crate::pg::ffi;
+use crate::pg::statement;
+use parallel_replicas_core::queue::Kind;
+use pgrx::pg_sys;
+use std::cell::Cell;
+use std::ffi::{c_char, c_int};
+
+static mut PREVIOUS_PLANNER: pg_sys::planner_hook_type = None;
+static mut PREVIOUS_START: pg_sys::ExecutorStart_hook_type = None;
+static mut PREVIOUS_RUN: pg_sys::ExecutorRun_hook_type = None;
+static mut PREVIOUS_FINISH: pg_sys::ExecutorFinish_hook_type = None;
+static mut PREVIOUS_END: pg_sys::ExecutorEnd_hook_type = None;
+static mut PREVIOUS_UTILITY: pg_sys::ProcessUtility_hook_type = None;
+static mut PREVIOUS_EXPLAIN: pg_sys::ExplainOneQuery_hook_type = None;
+
+thread_local! {
+    /// Slots of the statement that EXPLAIN is showing.
+    static EXPLAINED_SLOTS: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+/// Installs the hooks. Once, from the library's initialisation, after the planner's own.
+pub fn init() {
+    // SAFETY: single-threaded start of the server.
+    unsafe {
+        PREVIOUS_PLANNER = pg_sys::planner_hook;
+        pg_sys::planner_hook = Some(planner);
+        PREVIOUS_START = pg_sys::ExecutorStart_hook;
+        pg_sys::ExecutorStart_hook = Some(executor_start);
+        PREVIOUS_RUN = pg_sys::ExecutorRun_hook;
+        pg_sys::ExecutorRun_hook = Some(executor_run);
+        PREVIOUS_FINISH = pg_sys::ExecutorFinish_hook;
+        pg_sys::ExecutorFinish_hook = Some(executor_finish);
+        PREVIOUS_END = pg_sys::ExecutorEnd_hook;
+        pg_sys::ExecutorEnd_hook = Some(executor_end);
+        PREVIOUS_UTILITY = pg_sys::ProcessUtility_hook;
+        pg_sys::ProcessUtility_hook = Some(process_utility);
+        PREVIOUS_EXPLAIN = pg_sys::ExplainOneQuery_hook;
+        pg_sys::ExplainOneQuery_hook = Some(explain_one_query);
+    }
+}
+
+#[inline]
+fn enter(frame: Frame) -> Option<usize> {
+    settings::is_on().then(|| frames::enter(frame))
+}
+
+#[inline]
+fn leave(position: Option<usize>) {
+    if let Some(position) = position {
+        frames::leave(position);
+    }
+}
+
+/// Does this session queue at all?
+fn may_queue() -> bool {
+    // SAFETY: plain globals of this process.
+    unsafe {
+        pg_sys::MyBackendType == pg_sys::BackendType::B_BACKEND
+            && !pg_sys::proc_exit_inprogress
+            && settings::session_queues()
+            && !(settings::bypass_superuser() && pg_sys::superuser())
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn planner(
+    parse: *mut pg_sys::Query,
+    query_string: *const c_char,
+    cursor_options: c_int,
+    bound_params: pg_sys::ParamListInfo,
+) -> *mut pg_sys::PlannedStmt {
+    // SAFETY: PostgreSQL's own arguments.
+    unsafe {
+        let frame = enter(Frame::Planner);
+        let statement = match PREVIOUS_PLANNER {
+            Some(previous) => previous(parse, query_string, cursor_options, bound_params),
+            None => {
+                ffi::standard_planner_unguarded(parse, query_string, cursor_options, bound_params)
+            }
+        };
+        leave(frame);
+        statement
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn executor_start(query: *mut pg_sys::QueryDesc, eflags: c_int) {
+    // SAFETY: PostgreSQL's own arguments.
+    unsafe {
+        if settings::is_on() {
+            admit_query(query, eflags);
+        }
+        match PREVIOUS_START {
+            Some(previous) => previous(query, eflags),
+            None => statement::standard_executor_start(query, eflags),
+        }
+    }
+}
+
+/// # Safety
+/// The query is about to start.
+unsafe fn admit_query(query: *mut pg_sys::QueryDesc, eflags: c_int) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let statement = (*query).plannedstmt;
+        let standing = frames::standing(statement);
+        let Some(kind) = need::kind(statement, standing) else {
+            return;
+        };
+        if settings::kinds() & kind as u32 == 0 {
+            return;
+        }
+        let explained = matches!(standing, Standing::Through { .. });
+        if eflags & pg_sys::EXEC_FLAG_EXPLAIN_ONLY as c_int != 0 {
+            EXPLAINED_SLOTS.set(Some(need::of(statement).slots()));
+            return;
+        }
+        if !may_queue() || need::cost(statement) < settings::min_cost() {
+            return;
+        }
+        let need = need::of(statement);
+        if explained {
+            EXPLAINED_SLOTS.set(Some(need.slots()));
+        }
+        wait::acquire(What::Query(query), kind, need, statement, query);
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn executor_run(
+    query: *mut pg_sys::QueryDesc,
+    direction: pg_sys::ScanDirection::Type,
+    count: u64,
+    execute_once: bool,
+) {
+    // SAFETY: PostgreSQL's own arguments.
+    unsafe {
+        let frame = enter(Frame::Executor);
+        match PREVIOUS_RUN {
+            Some(previous) => previous(query, direction, count, execute_once),
+            None => statement::standard_executor_run(query, direction, count, execute_once),
+        }
+        leave(frame);
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn executor_finish(query: *mut pg_sys::QueryDesc) {
+    // SAFETY: PostgreSQL's own arguments.
+    unsafe {
+        let frame = enter(Frame::Executor);
+        match PREVIOUS_FINISH {
+            Some(previous) => previous(query),
+            None => statement::standard_executor_finish(query),
+        }
+        leave(frame);
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn executor_end(query: *mut pg_sys::QueryDesc) {
+    // SAFETY: PostgreSQL's own arguments.
+    unsafe {
+        match PREVIOUS_END {
+            Some(previous) => previous(query),
+            None => statement::standard_executor_end(query),
+        }
+    }
+    if !holders::is_empty() {
+        holders::end(What::Query(query));
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn process_utility(
+    planned: *mut pg_sys::PlannedStmt,
+    query_string: *const c_char,
+    read_only_tree: bool,
+    context: pg_sys::ProcessUtilityContext::Type,
+    params: pg_sys::ParamListInfo,
+    environment: *mut pg_sys::QueryEnvironment,
+    dest: *mut pg_sys::DestReceiver,
+    completion: *mut pg_sys::QueryCompletion,
+) {
+    // SAFETY: PostgreSQL's own arguments.
+    unsafe {
+        let on = settings::is_on();
+        let holds = on && admit_utility(planned);
+        let frame = if on {
+            Some(frames::enter(frame((*planned).utilityStmt)))
+        } else {
+            None
+        };
+        match PREVIOUS_UTILITY {
+            Some(previous) => previous(
+                planned,
+                query_string,
+                read_only_tree,
+                context,
+                params,
+                environment,
+                dest,
+                completion,
+            ),
+            None => statement::standard_process_utility(
+                planned,
+                query_string,
+                read_only_tree,
+                context,
+                params,
+                environment,
+                dest,
+                completion,
+            ),
+        }
+        leave(frame);
+        if holds {
+            holders::end(What::Utility);
+        }
+    }
+}
+
+/// # Safety
+/// `node` is a valid utility statement.
+unsafe fn frame(node: *mut pg_sys::Node) -> Frame {
+    // SAFETY: as the caller says; the tag tells the type.
+    unsafe {
+        match (*node).type_ {
+            pg_sys::NodeTag::T_ExplainStmt
+            | pg_sys::NodeTag::T_ExecuteStmt
+            | pg_sys::NodeTag::T_DeclareCursorStmt => Frame::Through,
+            pg_sys::NodeTag::T_CreateTableAsStmt => Frame::ThroughLoad,
+            pg_sys::NodeTag::T_CopyStmt if !(*node.cast::<pg_sys::CopyStmt>()).query.is_null() => {
+                Frame::Through
+            }
+            _ => Frame::Utility,
+        }
+    }
+}
+
+/// Utility statements that queue by themselves, before they take locks. The statement's end gives
+/// the slots back: true if it holds any.
+///
+/// # Safety
+/// `planned` is a valid utility statement.
+unsafe fn admit_utility(planned: *mut pg_sys::PlannedStmt) -> bool {
+    // SAFETY: as the caller says; the tag tells the type.
+    unsafe {
+        let node = (*planned).utilityStmt;
+        let kind = match (*node).type_ {
+            pg_sys::NodeTag::T_CopyStmt if (*node.cast::<pg_sys::CopyStmt>()).is_from => Kind::Load,
+            pg_sys::NodeTag::T_RefreshMatViewStmt => Kind::Load,
+            pg_sys::NodeTag::T_VacuumStmt if !(*node.cast::<pg_sys::VacuumStmt>()).is_vacuumcmd => {
+                Kind::Statistic
+            }
+            _ => return false,
+        };
+        if settings::kinds() & kind as u32 == 0
+            || frames::standing(planned) != Standing::Own
+            || !may_queue()
+        {
+            return false;
+        }
+        // A predecessor that failed where no transaction was open.
+        holders::end(What::Utility);
+        wait::acquire(
+            What::Utility,
+            kind,
+            Need::UTILITY,
+            std::ptr::null(),
+            std::ptr::null_mut(),
+        );
+        true
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn explain_one_query(
+    query: *mut pg_sys::Query,
+    cursor_options: c_int,
+    into: *mut pg_sys::IntoClause,
+    es: *mut pg_sys::ExplainState,
+    query_string: *const c_char,
+    params: pg_sys::ParamListInfo,
+    environment: *mut pg_sys::QueryEnvironment,
+) {
+    EXPLAINED_SLOTS.set(None);
+    // SAFETY: PostgreSQL's own arguments. The planner's hook is always there before this one.
+    unsafe {
+        if let Some(previous) = PREVIOUS_EXPLAIN {
+            previous(
+                query,
+                cursor_options,
+                into,
+                es,
+                query_string,
+                params,
+                environment,
+            );
+        }
+        let Some(slots) = EXPLAINED_SLOTS.take() else {
+            return;
+        };
+        pg_sys::ExplainOpenGroup(c"Query".as_ptr(), std::ptr::null(), true, es);
+        if (*es).format == pg_sys::ExplainFormat::EXPLAIN_FORMAT_TEXT {
+            let text = format!("slots {slots}\0");
+            pg_sys::ExplainPropertyText(c"Queue".as_ptr(), text.as_ptr().cast(), es);
+        } else {
+            let name = c"Queue Slots".as_ptr();
+            pg_sys::ExplainPropertyInteger(name, std::ptr::null(), i64::from(slots), es);
+        }
+        pg_sys::ExplainCloseGroup(c"Query".as_ptr(), std::ptr::null(), true, es);
+    }
+}

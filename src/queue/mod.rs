@@ -1,0 +1,36 @@
+//! The query queue: a statement begins when its slots are free.
+//!
+//! `core`'s queue decides who runs; here are the hooks where statements begin and end, the wait, and
+//! the shared memory. In the order of a statement: `hooks`, `frames` (is it the user's own?), `need`
+//! (what would it use?), `wait`, `holders` (until when?). `hands` keeps waiters out of deadlocks,
+//! `snapshot` keeps their results fresh, `overload` and `measure` look at the machine, `groups` are
+//! resource groups.
+//!
+//! The rule over all: nobody waits with anything in hand. A statement that is part of another one,
+//! or of a transaction that has written or locked something, never waits.
+
+mod frames;
+mod groups;
+mod hands;
+mod holders;
+mod hooks;
+mod measure;
+mod need;
+mod overload;
+mod settings;
+pub mod shared;
+mod snapshot;
+pub mod status;
+mod wait;
+
+/// Installs everything. Once, from the library's initialisation, after the planner's hooks.
+pub fn init() {
+    shared::init();
+    holders::init();
+    hooks::init();
+}
+
+/// Defines the settings. Before the library reserves its prefix.
+pub fn init_settings() {
+    settings::init();
+}
