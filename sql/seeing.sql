@@ -36,15 +36,15 @@ CREATE VIEW parallel_replicas.text_log AS
 COMMENT ON VIEW parallel_replicas.text_log IS
     'the last steps of queries, as parallel_replicas.log_level wanted them';
 
-CREATE VIEW parallel_replicas.running_queries AS
+CREATE VIEW parallel_replicas.query_progress AS
     SELECT q.query_id, d.datname AS database, r.rolname AS "user", q.pid, q.started,
            q.granules_selected, q.granules_done,
            round(100.0 * q.granules_done / nullif(q.granules_selected, 0), 1) AS percent, q.query
-      FROM parallel_replicas.get_running_queries() q
+      FROM parallel_replicas.get_query_progress() q
       LEFT JOIN pg_catalog.pg_database d ON d.oid = q.database
       LEFT JOIN pg_catalog.pg_roles r ON r.oid = q."user";
 
-COMMENT ON VIEW parallel_replicas.running_queries IS
+COMMENT ON VIEW parallel_replicas.query_progress IS
     'queries that this server executes over replicas now, with their progress';
 
 CREATE VIEW parallel_replicas.running_fragments AS
@@ -58,6 +58,6 @@ COMMENT ON VIEW parallel_replicas.running_fragments IS
     'fragments of queries that this server executes for others now';
 
 GRANT SELECT ON
-    parallel_replicas.query_log, parallel_replicas.text_log, parallel_replicas.running_queries,
+    parallel_replicas.query_log, parallel_replicas.text_log, parallel_replicas.query_progress,
     parallel_replicas.running_fragments
 TO PUBLIC;

@@ -17,7 +17,7 @@ pgrx::extension_sql_file!(
         get_stats_reset,
         get_query_log,
         get_text_log,
-        get_running_queries,
+        get_query_progress,
         get_running_fragments
     ]
 );
@@ -208,7 +208,7 @@ fn get_text_log(
 #[pg_extern(
     volatile,
     parallel_safe,
-    sql = "CREATE FUNCTION get_running_queries(\
+    sql = "CREATE FUNCTION get_query_progress(\
                OUT query_id uuid, OUT pid integer, OUT database oid, OUT \"user\" oid, \
                OUT started timestamptz, OUT granules_selected bigint, OUT granules_done bigint, \
                OUT query text) \
@@ -216,7 +216,7 @@ fn get_text_log(
            LANGUAGE c AS '@MODULE_PATHNAME@', '@FUNCTION_NAME@';"
 )]
 #[allow(clippy::type_complexity)]
-fn get_running_queries() -> TableIterator<
+fn get_query_progress() -> TableIterator<
     'static,
     (
         name!(query_id, Uuid),

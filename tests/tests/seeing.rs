@@ -197,7 +197,7 @@ fn a_failed_query_is_told_from_a_finished_one(client: &mut Client) {
     assert_eq!(text(client, &status), "failed");
     assert!(is_true(
         client,
-        "SELECT count(*) = 0 FROM parallel_replicas.running_queries"
+        "SELECT count(*) = 0 FROM parallel_replicas.query_progress"
     ));
 }
 
@@ -393,7 +393,7 @@ fn a_query_is_seen_while_it_runs() {
         seen = text(
             &mut observer,
             "SELECT coalesce(max(query_id || ' ' || query), '')
-               FROM parallel_replicas.running_queries
+               FROM parallel_replicas.query_progress
               WHERE granules_done > 0 AND granules_done < granules_selected
                 AND percent > 0 AND percent < 100",
         );
@@ -421,7 +421,7 @@ fn a_query_is_seen_while_it_runs() {
     wait_until(SOON, "nothing is left", || {
         is_true(
             &mut observer,
-            "SELECT count(*) = 0 FROM parallel_replicas.running_queries",
+            "SELECT count(*) = 0 FROM parallel_replicas.query_progress",
         )
     });
     for node in [1, 2] {
@@ -520,7 +520,7 @@ fn running_fragments_are_seen_from_the_coordinator(cluster: &Cluster) {
             &mut observer,
             "SELECT count(DISTINCT f.replica) = 2 AND count(DISTINCT f.query_id) = 1
                FROM parallel_replicas.cluster_running_fragments f
-               JOIN parallel_replicas.running_queries q USING (query_id)",
+               JOIN parallel_replicas.query_progress q USING (query_id)",
         )
     });
     slow.join().expect("the query ends");
