@@ -111,7 +111,11 @@ fn choose_replicas(state: &mut State) -> bool {
     let replicas = cluster::replicas(&private.cluster);
     let force = settings::mode() == Mode::Force;
     private.available = replicas.len() as u32;
-    private.replicas = choice::choose(&private.cluster, &replicas, private.most as usize, force)
+    let mut chosen = choice::choose(&private.cluster, &replicas, private.most as usize, force);
+    // All of them are used, so that preference does not matter any more, and EXPLAIN is easier to read
+    // in one order.
+    chosen.sort_unstable();
+    private.replicas = chosen
         .into_iter()
         .map(|position| {
             let replica = &replicas[position];

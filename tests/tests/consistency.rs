@@ -108,7 +108,7 @@ fn assert_slow_answer(query: JoinHandle<Result<Rows, Error>>) {
 }
 
 const SERVING: &str = "SELECT count(*)::text FROM pg_stat_activity
-    WHERE query LIKE 'CALL parallel_replicas.serve%' AND state = 'active' AND backend_xmin IS NOT NULL";
+    WHERE query LIKE 'fragment of query %' AND state = 'active' AND backend_xmin IS NOT NULL";
 
 /// Waits until a process of this standby executes a fragment.
 #[track_caller]
@@ -345,7 +345,7 @@ fn waiting_for_replay_does_not_hold_up_replay() {
         text(
             &mut standby,
             "SELECT count(*)::text FROM pg_stat_activity
-             WHERE query LIKE 'CALL parallel_replicas.serve%' AND state = 'active'
+             WHERE query LIKE 'fragment of query %' AND state = 'active'
                AND backend_xmin IS NULL",
         ) != "0"
     });
@@ -467,7 +467,7 @@ fn a_cancelled_replica_process_costs_the_query_nothing() {
             &mut standby,
             &format!(
                 "SELECT count({function}(pid))::text FROM pg_stat_activity
-                 WHERE query LIKE 'CALL parallel_replicas.serve%' AND state = 'active'"
+                 WHERE query LIKE 'fragment of query %' AND state = 'active'"
             ),
         );
         assert_ne!(signalled, "0", "nothing was left to signal");

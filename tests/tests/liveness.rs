@@ -87,7 +87,7 @@ fn serving(cluster: &Cluster, node: usize) -> i32 {
         process = text(
             &mut observer,
             "SELECT coalesce(min(pid), 0)::text FROM pg_stat_activity
-             WHERE query LIKE 'CALL parallel_replicas.serve%' AND state = 'active'
+             WHERE query LIKE 'fragment of query %' AND state = 'active'
                AND backend_xmin IS NOT NULL",
         );
         process != "0"
