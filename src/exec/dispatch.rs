@@ -6,7 +6,7 @@
 
 use super::granule_scan::{self, GranuleScanState};
 use super::health;
-use super::link::{Link, Outcome, Phase};
+use super::link::Link;
 use super::tasks;
 use super::watch::Watch;
 use crate::cluster::{self, Replica};
@@ -17,6 +17,7 @@ use crate::plan::private::PlannedReplica;
 use crate::shm::events::{self, Event};
 use crate::{secret, settings};
 use parallel_replicas_core::frame::Identity;
+use parallel_replicas_core::link::Fate;
 use pgrx::pg_sys;
 use std::rc::Rc;
 use std::time::Duration;
@@ -134,7 +135,7 @@ impl Dispatch {
                     None => Err("the server was dropped".to_owned()),
                 };
                 links.push(
-                    opened.unwrap_or_else(|why| Link::unavailable(replica_number, process, why)),
+                    opened.unwrap_or_else(|why| Link::unavailable(replica_number, process, &why)),
                 );
             }
         }
@@ -237,7 +238,7 @@ impl Dispatch {
             link.stop(&mut self.shared);
         }
         let deadline = now_micros() + END_WAIT_MS * 1000;
-        while self.links.iter().any(|link| link.phase != Phase::Closed) {
+        while !self.links.iter().all(Link::is_closed) {
             if self.service() {
                 continue;
             }
@@ -257,11 +258,11 @@ impl Dispatch {
         let mut used = std::collections::BTreeSet::new();
         let mut unavailable = std::collections::BTreeSet::new();
         for link in &self.links {
-            match link.outcome {
-                Outcome::Done | Outcome::Stopped if link.tasks_taken > 0 => {
+            match link.fate() {
+                Fate::Done | Fate::Stopped if link.had_tasks() => {
                     used.insert(link.replica);
                 }
-                Outcome::Unavailable(_) | Outcome::Refused(_) => {
+                Fate::Unavailable | Fate::Refused => {
                     unavailable.insert(link.replica);
                 }
                 _ => {}
