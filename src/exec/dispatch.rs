@@ -6,7 +6,7 @@
 
 use super::granule_scan::{self, GranuleScanState};
 use super::health;
-use super::link::{Link, Outcome, Phase};
+use super::link::Link;
 use super::tasks;
 use super::watch::Watch;
 use crate::cluster::{self, Replica};
@@ -22,6 +22,7 @@ use crate::shm::logs::Step;
 use crate::shm::monitor;
 use crate::{choice, secret, settings};
 use parallel_replicas_core::frame::Identity;
+use parallel_replicas_core::link::Fate;
 use parallel_replicas_core::task_state::Task;
 use pgrx::pg_sys;
 use std::rc::Rc;
@@ -69,19 +70,6 @@ impl Shared {
         match step {
             Step::Done => steps::done(&self.scope, self.who(link), scan, task),
             _ => steps::given(&self.scope, self.who(link), scan, task),
-        }
-    }
-
-    /// Tells the log why a link ended early, with the granules that went back.
-    pub fn ending_step(&self, link: &Link, granules: u64) {
-        match &link.outcome {
-            Outcome::Lost(why) => self.step(link, Step::Lost, granules, 0, why),
-            Outcome::Unavailable(why) => self.step(link, Step::Unavailable, 0, 0, why),
-            Outcome::Refused(refusal) => {
-                let why = format!("{} ({})", refusal.reason, refusal.detail);
-                self.step(link, Step::Refused, 0, 0, &why);
-            }
-            Outcome::Running | Outcome::Done | Outcome::Unused | Outcome::Stopped => {}
         }
     }
 
@@ -188,7 +176,7 @@ impl Dispatch {
                         link
                     }
                     Err(why) => {
-                        let link = Link::unavailable(replica_number, process, why.clone());
+                        let link = Link::unavailable(replica_number, process, &why);
                         shared.step(&link, Step::Unavailable, 0, 0, &why);
                         link
                     }
@@ -296,7 +284,7 @@ impl Dispatch {
             link.stop(&mut self.shared);
         }
         let deadline = now_micros() + END_WAIT_MS * 1000;
-        while self.links.iter().any(|link| link.phase != Phase::Closed) {
+        while !self.links.iter().all(Link::is_closed) {
             if self.service() {
                 continue;
             }
@@ -316,11 +304,11 @@ impl Dispatch {
         let mut used = std::collections::BTreeSet::new();
         let mut unavailable = std::collections::BTreeSet::new();
         for link in &self.links {
-            match link.outcome {
-                Outcome::Done | Outcome::Stopped if link.tasks_taken > 0 => {
+            match link.fate() {
+                Fate::Done | Fate::Stopped if link.had_tasks() => {
                     used.insert(link.replica);
                 }
-                Outcome::Unavailable(_) | Outcome::Refused(_) => {
+                Fate::Unavailable | Fate::Refused => {
                     unavailable.insert(link.replica);
                 }
                 _ => {}
@@ -339,16 +327,15 @@ impl Dispatch {
 fn count_trouble<'a>(planned: &PlannedReplica, links: impl Iterator<Item = &'a Link>) {
     let mut late = false;
     for link in links {
-        match &link.outcome {
-            Outcome::Unavailable(why) if link.connect_failed => {
+        let why = link.trouble.as_deref().unwrap_or_default();
+        match link.fate() {
+            Fate::Unavailable if link.connect_failed => {
                 return monitor::count_failure(planned.key, &error_rules(), why);
             }
-            Outcome::Lost(why) => {
-                return monitor::count_failure(planned.key, &error_rules(), why);
-            }
+            Fate::Lost => return monitor::count_failure(planned.key, &error_rules(), why),
             // Connected, but not ready in time.
-            Outcome::Unavailable(_) => late |= link.was_connected,
-            Outcome::Refused(refusal) => late |= refusal.reason == "replay",
+            Fate::Unavailable => late |= link.was_connected,
+            Fate::Refused => late |= link.was_behind,
             _ => {}
         }
     }

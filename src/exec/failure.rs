@@ -2,6 +2,8 @@
 
 use crate::net::{NetError, RemoteError};
 use parallel_replicas_core::frame::{Identity, Refusal};
+use parallel_replicas_core::link::{Event, Misreport, OutOfTurn};
+use std::fmt;
 
 /// Why a turn of the link ended it.
 pub enum Failure {
@@ -10,10 +12,61 @@ pub enum Failure {
     Refused(Refusal),
 }
 
+impl Failure {
+    pub fn event(&self) -> Event {
+        match self {
+            Failure::Infrastructure(_) => Event::Failed,
+            Failure::Refused(_) => Event::Refused,
+        }
+    }
+
+    /// One of the two servers does not know the other's secret.
+    pub fn is_of_authentication(&self) -> bool {
+        self.is_refusal_for("authentication")
+    }
+
+    /// The replica has not replayed far enough.
+    pub fn is_of_replay(&self) -> bool {
+        self.is_refusal_for("replay")
+    }
+
+    fn is_refusal_for(&self, reason: &str) -> bool {
+        matches!(self, Failure::Refused(refusal) if refusal.reason == reason)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Infrastructure(why) => f.write_str(why),
+            Failure::Refused(refusal) => write!(f, "{} ({})", refusal.reason, refusal.detail),
+        }
+    }
+}
+
+impl From<OutOfTurn> for Failure {
+    fn from(error: OutOfTurn) -> Self {
+        Failure::Infrastructure(error.to_string())
+    }
+}
+
+impl From<Misreport> for Failure {
+    fn from(error: Misreport) -> Self {
+        Failure::Infrastructure(error.to_string())
+    }
+}
+
 impl From<NetError> for Failure {
     fn from(error: NetError) -> Self {
         Failure::Infrastructure(error.to_string())
     }
+}
+
+pub fn refused(reason: &str, detail: impl Into<String>) -> Failure {
+    Failure::Refused(Refusal {
+        reason: reason.to_owned(),
+        detail: detail.into(),
+    })
 }
 
 pub fn protocol(what: &str) -> Failure {

@@ -1,25 +1,11 @@
-//! One link: a connection to a replica, which is one process there, and what it is doing.
+//! One link: a connection to a replica, which is one process there. What it may do when is the
+//! core's matter (`core::link`); here it is done.
 //!
-//! | phase | waits for | goes to |
-//! |---|---|---|
-//! | Connecting | the connection | Calling |
-//! | Calling | the replica's CopyBoth answer to CALL serve() | Greeting |
-//! | Greeting | Hello, which it answers with Begin | Waiting |
-//! | Waiting | Announcement: the replica has replayed far enough | Working |
-//! | Working | rows, TaskDone, Request, FragmentDone | Ending |
-//! | Stopping | FragmentDone of a replica that was told to stop; rows are dropped | Ending |
-//! | Ending | the end of the CALL | Closed |
-//! | Closed | nothing | |
-//!
-//! Whether a working replica is alive is told by what it sends, and while it is silent by a probe (`watch`).
-//!
-//! From every phase a failure leads to Closed: the link is *unavailable* or *refused* before it has
-//! announced itself, *lost* afterwards, and whatever it had not delivered goes back to the task
-//! state. That includes an error in a row: doing the task again raises it here, in the query's own
-//! words, if it is the query's fault, and does not if it was the replica's.
+//! Whether a working replica is alive is told by what it sends, and while it is silent by a probe
+//! (`watch`).
 
 use super::dispatch::Shared;
-use super::failure::{Failure, identity_difference, protocol, remote};
+use super::failure::{Failure, identity_difference, protocol, refused, remote};
 use super::granule_scan;
 use super::held_rows::HeldRows;
 use super::tasks;
@@ -28,54 +14,28 @@ use crate::net::pool::{self, LeaseId};
 use crate::net::{ConnectPoll, Connection, CopyBuffer, CopyRead, ResultRead, ResultStatus};
 use crate::pg::wait::{Interest, now_micros};
 use crate::secret;
-use crate::shm::events::{self, Event};
+use crate::shm::events::{self, Event as Counter};
 use crate::shm::logs::Step;
 use parallel_replicas_core::frame::{
-    self, FragmentReport, Hello, Nonce, Refusal, ToCoordinator, ToReplica,
+    self, FragmentReport, Hello, Nonce, TaskReport, ToCoordinator, ToReplica,
 };
-use parallel_replicas_core::task_state::Task;
-use std::collections::VecDeque;
+use parallel_replicas_core::link::{Action, Event, Fate, GivenTasks, Machine, Patience, Phase};
 use std::ffi::CString;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    Connecting,
-    Calling,
-    Greeting,
-    Waiting,
-    Working,
-    Stopping,
-    Ending,
-    Closed,
-}
-
-/// How it ended, for EXPLAIN and counters.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    Running,
-    Done,
-    /// Nothing was left to do when it was ready.
-    Unused,
-    /// The query needed no more rows.
-    Stopped,
-    Unavailable(String),
-    Refused(Refusal),
-    Lost(String),
-}
 
 pub struct Link {
     /// Index of the replica among the participants.
     pub replica: u16,
     /// Number of the process for the task states.
     pub process: u16,
-    pub phase: Phase,
-    pub outcome: Outcome,
+    machine: Machine,
+    /// Why it did not take part, or was lost.
+    pub trouble: Option<String>,
     lease: Option<LeaseId>,
     /// The connection comes from the session's pool.
     reused: bool,
-    /// End of the time that the present phase may take; 0 while working.
+    /// End of the time that the present phase may take, unless it is watched.
     deadline: u64,
-    /// While working: whether the process at the other end is alive.
+    /// While working: is the process at the other end alive?
     watch: Option<Watch>,
     last_served: u64,
     /// Random bytes that the replica's first frame must be computed from.
@@ -84,8 +44,9 @@ pub struct Link {
     /// The connection was up at some time; the attempt to make it failed.
     pub was_connected: bool,
     pub connect_failed: bool,
-    outstanding: VecDeque<(u32, Task)>,
-    pub tasks_taken: u32,
+    /// It refused because it had not replayed far enough.
+    pub was_behind: bool,
+    tasks: GivenTasks,
     /// Rows whose end marker has not come.
     pending: HeldRows,
     /// Rows that may be passed on.
@@ -112,8 +73,8 @@ impl Link {
         Link {
             replica,
             process,
-            phase: Phase::Connecting,
-            outcome: Outcome::Running,
+            machine: Machine::default(),
+            trouble: None,
             lease,
             reused,
             deadline,
@@ -123,8 +84,8 @@ impl Link {
             wants_write: true,
             was_connected: reused,
             connect_failed: false,
-            outstanding: VecDeque::new(),
-            tasks_taken: 0,
+            was_behind: false,
+            tasks: GivenTasks::default(),
             pending: HeldRows::default(),
             ready: HeldRows::default(),
             rows: 0,
@@ -135,27 +96,35 @@ impl Link {
     }
 
     /// A link that could not even be started.
-    pub fn unavailable(replica: u16, process: u16, why: String) -> Self {
-        Link {
-            phase: Phase::Closed,
-            outcome: Outcome::Unavailable(why),
-            ..Link::with_lease(replica, process, None, false, 0)
-        }
+    pub fn unavailable(replica: u16, process: u16, why: &str) -> Self {
+        let mut link = Link::with_lease(replica, process, None, false, 0);
+        // A fresh machine can fail.
+        let _ = link.machine.on(Event::Failed);
+        link.trouble = Some(format!("unavailable: {why}"));
+        link
+    }
+
+    pub fn fate(&self) -> Fate {
+        self.machine.fate()
     }
 
     /// May it still contribute rows?
     pub fn is_live(&self) -> bool {
-        !matches!(self.phase, Phase::Stopping | Phase::Ending | Phase::Closed)
+        self.machine.is_live()
     }
 
-    /// Holds nothing that anybody waits for, as long as no granule is unassigned.
-    pub fn is_dispensable(&self) -> bool {
-        self.tasks_taken == 0
+    pub fn is_closed(&self) -> bool {
+        self.machine.phase() == Phase::Closed
+    }
+
+    /// It was given work.
+    pub fn had_tasks(&self) -> bool {
+        self.tasks.total() > 0
     }
 
     /// Sockets to wait for.
     pub fn interests(&self) -> impl Iterator<Item = Interest> {
-        let idle = self.phase == Phase::Closed || self.is_throttled();
+        let idle = self.is_closed() || self.is_throttled();
         let own = self.lease.filter(|_| !idle).and_then(pool::get);
         let own = own.map(|connection| Interest {
             socket: connection.socket(),
@@ -167,12 +136,12 @@ impl Link {
 
     /// Enough rows wait for the consumer: leave the rest in the socket.
     fn is_throttled(&self) -> bool {
-        self.phase == Phase::Working && self.ready.total_bytes() > READY_BYTES_MAX
+        self.machine.phase() == Phase::Working && self.ready.total_bytes() > READY_BYTES_MAX
     }
 
     /// Time of the next deadline.
     pub fn deadline(&self) -> Option<u64> {
-        if self.phase == Phase::Closed || self.is_throttled() {
+        if self.is_closed() || self.is_throttled() {
             return None;
         }
         match &self.watch {
@@ -188,7 +157,7 @@ impl Link {
 
     /// Does whatever can be done without waiting. Answers whether anything happened.
     pub fn service(&mut self, shared: &mut Shared) -> bool {
-        if self.phase == Phase::Closed {
+        if self.is_closed() {
             return false;
         }
         if self.is_throttled() {
@@ -196,7 +165,41 @@ impl Link {
             self.heard(shared);
             return false;
         }
-        // Time in which this side was busy otherwise is not the replica's.
+        self.forgive_own_pause();
+        let before = self.progress();
+        let turn = match self.lease.and_then(pool::get) {
+            Some(mut connection) => {
+                let turn = self.turn(&mut connection, shared);
+                let flushed = connection.flush();
+                turn.and_then(|()| {
+                    if self.machine.phase() != Phase::Connecting {
+                        self.wants_write = !flushed?;
+                    }
+                    Ok(())
+                })
+            }
+            None => Err(protocol("connection was closed")),
+        };
+        let turn = turn.and_then(|()| match self.is_closed() {
+            true => Ok(()),
+            false => self.look(shared),
+        });
+        match turn {
+            Err(failure) => self.fail(failure, shared),
+            Ok(()) if self.is_closed() => self.release(true, shared),
+            Ok(()) => {}
+        }
+        before != self.progress()
+    }
+
+    fn progress(&self) -> (Phase, u64, u32, usize) {
+        let tasks = &self.tasks;
+        let phase = self.machine.phase();
+        (phase, self.rows, tasks.total(), tasks.outstanding())
+    }
+
+    /// Time in which this side was busy otherwise is not the replica's.
+    fn forgive_own_pause(&mut self) {
         let now = now_micros();
         let pause = now.saturating_sub(self.last_served);
         if pause > BUSY_US {
@@ -206,100 +209,73 @@ impl Link {
             }
         }
         self.last_served = now;
-        let before = (
-            self.phase,
-            self.rows,
-            self.tasks_taken,
-            self.outstanding.len(),
-        );
-        let turn = match self.lease.and_then(pool::get) {
-            Some(mut connection) => {
-                let turn = self.turn(&mut connection, shared);
-                let flushed = connection.flush();
-                turn.and_then(|()| {
-                    if self.phase != Phase::Connecting {
-                        self.wants_write = !flushed?;
-                    }
-                    Ok(())
-                })
-            }
-            None => Err(Failure::Infrastructure("connection was closed".to_owned())),
-        };
-        if let Err(failure) = turn {
-            self.fail(failure, shared);
-        } else if self.phase == Phase::Closed {
-            self.release(shared);
-        } else if let (Some(watch), Some(lease)) = (&mut self.watch, self.lease) {
-            if let Err(why) = watch.look(lease, shared.pool_limits) {
-                self.fail(Failure::Infrastructure(why), shared);
-            }
-        } else if now_micros() > self.deadline {
-            let what = match self.phase {
-                Phase::Connecting => {
-                    self.connect_failed = true;
-                    "connection timed out"
-                }
-                Phase::Waiting => "replica did not announce itself in time",
-                _ => "replica was silent for too long",
-            };
-            self.fail(Failure::Infrastructure(what.to_owned()), shared);
+    }
+
+    /// Has it taken too long?
+    fn look(&mut self, shared: &Shared) -> Result<(), Failure> {
+        if let (Some(watch), Some(lease)) = (&mut self.watch, self.lease) {
+            return watch
+                .look(lease, shared.pool_limits)
+                .map_err(Failure::Infrastructure);
         }
-        before
-            != (
-                self.phase,
-                self.rows,
-                self.tasks_taken,
-                self.outstanding.len(),
-            )
+        if now_micros() <= self.deadline {
+            return Ok(());
+        }
+        Err(protocol(match self.machine.patience() {
+            Patience::Connect => {
+                self.connect_failed = true;
+                "connection timed out"
+            }
+            Patience::Announcement => "replica did not announce itself in time",
+            Patience::Silence | Patience::Watched | Patience::ForEver => {
+                "replica was silent for too long"
+            }
+        }))
     }
 
     /// Something came from the replica, or nothing is expected to.
     fn heard(&mut self, shared: &Shared) {
         match &mut self.watch {
             Some(watch) => watch.heard(),
-            None => self.deadline = shared.silence_deadline(),
+            None if self.machine.patience() == Patience::Silence => {
+                self.deadline = shared.silence_deadline();
+            }
+            None => {}
         }
     }
 
-    /// The process is done, as far as its work matters: from now on an ordinary deadline holds.
-    fn stop_watching(&mut self, shared: &Shared) {
-        self.deadline = shared.silence_deadline();
-        if let Some(watch) = self.watch.take() {
-            watch.end(shared.pool_limits);
+    /// Moves the machine on; the time that the new phase may take begins.
+    fn on(&mut self, event: Event, shared: &Shared) -> Result<Action, Failure> {
+        let before = self.machine.phase();
+        let action = self.machine.on(event)?;
+        if self.machine.phase() != before {
+            match self.machine.patience() {
+                Patience::Watched => self.watch = Some(shared.watch()),
+                Patience::Announcement => self.deadline = shared.announcement_deadline(),
+                Patience::Silence => self.deadline = shared.silence_deadline(),
+                Patience::Connect | Patience::ForEver => {}
+            }
+            if self.machine.patience() != Patience::Watched
+                && let Some(watch) = self.watch.take()
+            {
+                watch.end(shared.pool_limits);
+            }
         }
+        Ok(action)
     }
 
     fn turn(&mut self, connection: &mut Connection, shared: &mut Shared) -> Result<(), Failure> {
-        if self.phase == Phase::Connecting {
-            if self.reused {
-                self.call(connection, shared)?;
-            } else if connection.is_ready_for(self.wants_write) {
-                match connection.poll_connect() {
-                    ConnectPoll::NeedRead => self.wants_write = false,
-                    ConnectPoll::NeedWrite => self.wants_write = true,
-                    ConnectPoll::Ready => {
-                        self.was_connected = true;
-                        shared.step(self, Step::Connected, 0, 0, "");
-                        self.call(connection, shared)?;
-                    }
-                    ConnectPoll::Failed(error) => {
-                        self.connect_failed = true;
-                        return Err(error.into());
-                    }
-                }
-            }
-            return Ok(());
+        if self.machine.phase() == Phase::Connecting {
+            return self.connect(connection, shared);
         }
         connection.consume_input()?;
         loop {
-            match self.phase {
-                Phase::Calling => match connection.next_result() {
+            match self.machine.phase() {
+                Phase::Calling | Phase::Leaving => match connection.next_result() {
                     ResultRead::Nothing => return Ok(()),
                     ResultRead::Result(result) if result.status() == ResultStatus::CopyBoth => {
-                        if self.outcome == Outcome::Unused {
-                            self.tell_to_stop(connection, shared)?;
-                        } else {
-                            self.phase = Phase::Greeting;
+                        if self.on(Event::Called, shared)? == Action::SendStop {
+                            self.send(&ToReplica::Stop, connection)?;
                         }
                     }
                     ResultRead::Result(result) => return Err(remote(result.error())),
@@ -324,8 +300,7 @@ impl Link {
                         }
                     }
                     ResultRead::Done => {
-                        self.phase = Phase::Closed;
-                        return Ok(());
+                        self.on(Event::Ended, shared)?;
                     }
                 },
                 Phase::Closed | Phase::Connecting => return Ok(()),
@@ -339,7 +314,7 @@ impl Link {
                             self.heard(shared);
                             self.message(message, connection, shared)?;
                         }
-                        CopyRead::Ended => return Err(self.early_end(connection)),
+                        CopyRead::Ended => return Err(early_end(connection)),
                         CopyRead::Failed(error) => return Err(error.into()),
                     }
                 }
@@ -347,7 +322,28 @@ impl Link {
         }
     }
 
-    fn call(&mut self, connection: &mut Connection, shared: &Shared) -> Result<(), Failure> {
+    fn connect(&mut self, connection: &mut Connection, shared: &Shared) -> Result<(), Failure> {
+        if !self.reused {
+            if !connection.is_ready_for(self.wants_write) {
+                return Ok(());
+            }
+            match connection.poll_connect() {
+                ConnectPoll::NeedRead => self.wants_write = false,
+                ConnectPoll::NeedWrite => self.wants_write = true,
+                ConnectPoll::Ready => {
+                    self.was_connected = true;
+                    shared.step(self, Step::Connected, 0, 0, "");
+                }
+                ConnectPoll::Failed(error) => {
+                    self.connect_failed = true;
+                    return Err(error.into());
+                }
+            }
+            if !self.was_connected {
+                return Ok(());
+            }
+        }
+        self.on(Event::Connected, shared)?;
         let challenge: String = self
             .challenge
             .iter()
@@ -356,17 +352,7 @@ impl Link {
         let call = CString::new(format!("CALL parallel_replicas.serve('\\x{challenge}')"))
             .map_err(|_| protocol("challenge cannot be sent"))?;
         connection.send_query(&call)?;
-        self.phase = Phase::Calling;
-        self.deadline = shared.silence_deadline();
         Ok(())
-    }
-
-    /// The replica's direction ended before its last frame: the result says why.
-    fn early_end(&mut self, connection: &mut Connection) -> Failure {
-        match connection.next_result() {
-            ResultRead::Result(result) => remote(result.error()),
-            ResultRead::Nothing | ResultRead::Done => protocol("replica ended the exchange early"),
-        }
     }
 
     fn message(
@@ -375,133 +361,97 @@ impl Link {
         connection: &mut Connection,
         shared: &mut Shared,
     ) -> Result<(), Failure> {
-        if self.phase == Phase::Stopping {
-            return self.message_after_stop(&message, connection);
-        }
         if frame::is_rows(&message) {
-            if self.phase != Phase::Working {
-                return Err(protocol("rows came before the announcement"));
+            if self.on(Event::Rows, shared)? == Action::HoldRows {
+                self.bytes += message.len() as u64;
+                self.pending
+                    .push(message, shared.memory_limit, shared.context);
             }
-            self.bytes += message.len() as u64;
-            self.pending
-                .push(message, shared.memory_limit, shared.context);
             return Ok(());
         }
-        let frame: ToCoordinator = frame::decode(&message).map_err(|error| {
-            Failure::Infrastructure(format!("replica sent a damaged frame: {error}"))
-        })?;
-        match (self.phase, frame) {
-            (Phase::Greeting, ToCoordinator::Hello(hello)) => self.greet(hello, connection, shared),
-            (Phase::Greeting | Phase::Waiting, ToCoordinator::Refused(refusal)) => {
-                Err(Failure::Refused(refusal))
+        let frame: ToCoordinator = frame::decode(&message)
+            .map_err(|error| protocol(&format!("replica sent a damaged frame: {error}")))?;
+        let started = now_micros();
+        // What a frame says is looked at before the machine takes it for what it claims to be.
+        match (self.machine.phase(), &frame) {
+            (Phase::Greeting, ToCoordinator::Hello(hello)) => self.judge(hello, shared)?,
+            (Phase::Working, ToCoordinator::FragmentDone(report)) => self.tasks.ended(report)?,
+            (Phase::Stopping, _) => {}
+            (_, ToCoordinator::Refused(refusal)) => {
+                return Err(Failure::Refused(refusal.clone()));
             }
-            (Phase::Waiting, ToCoordinator::Announcement(announcement)) => {
-                let started = now_micros();
+            _ => {}
+        }
+        match (self.on(Event::of(&frame), shared)?, frame) {
+            (Action::SendBegin, ToCoordinator::Hello(hello)) => {
+                self.send_begin(&hello.nonce, connection, shared)
+            }
+            (Action::Watch, ToCoordinator::Announcement(announcement)) => {
                 self.replay_wait_us = announcement.replay_wait_us;
-                events::add(Event::ReplayWaitMicroseconds, announcement.replay_wait_us);
+                events::add(Counter::ReplayWaitMicroseconds, announcement.replay_wait_us);
                 shared.step(self, Step::Announced, 0, announcement.replay_wait_us, "");
-                self.phase = Phase::Working;
-                self.watch = Some(shared.watch());
                 events::add(
-                    Event::HandleAnnouncementMicroseconds,
+                    Counter::HandleAnnouncementMicroseconds,
                     now_micros() - started,
                 );
                 Ok(())
             }
-            (Phase::Working, ToCoordinator::Request { scan }) => {
+            (Action::GiveTask, ToCoordinator::Request { scan }) => {
                 self.give(scan, connection, shared)
             }
-            (Phase::Working, ToCoordinator::TaskDone(report)) => {
-                self.task_done(report.scan, report.id, connection, shared)
+            (Action::PassTaskOn, ToCoordinator::TaskDone(report)) => {
+                self.pass_task_on(&report, connection, shared)
             }
-            (Phase::Working, ToCoordinator::FragmentDone(report)) => {
-                self.fragment_done(report, connection, shared)
+            (Action::PassAllOn, ToCoordinator::FragmentDone(report)) => {
+                self.pass_all_on(report, shared);
+                connection.put_copy_end()?;
+                Ok(())
             }
-            (Phase::Greeting | Phase::Waiting | Phase::Working, ToCoordinator::Progress) => Ok(()),
-            _ => Err(protocol("replica sent a frame out of turn")),
+            (Action::HangUp, _) => {
+                connection.put_copy_end()?;
+                Ok(())
+            }
+            _ => Ok(()),
         }
     }
 
-    /// Only the end of the exchange matters.
-    fn message_after_stop(
-        &mut self,
-        message: &CopyBuffer,
-        connection: &mut Connection,
-    ) -> Result<(), Failure> {
-        let ends = !frame::is_rows(message)
-            && matches!(
-                frame::decode(message),
-                Ok(ToCoordinator::FragmentDone(_) | ToCoordinator::Refused(_))
-            );
-        if ends {
-            self.phase = Phase::Ending;
-            connection.put_copy_end()?;
-        }
-        Ok(())
-    }
-
-    fn tell_to_stop(
-        &mut self,
-        connection: &mut Connection,
-        shared: &Shared,
-    ) -> Result<(), Failure> {
-        self.send(&ToReplica::Stop, connection)?;
-        self.phase = Phase::Stopping;
-        self.stop_watching(shared);
-        Ok(())
-    }
-
-    /// Compares who the two servers are, and proves to the replica who this one is.
-    fn greet(
-        &mut self,
-        hello: Hello,
-        connection: &mut Connection,
-        shared: &Shared,
-    ) -> Result<(), Failure> {
-        let refuse = |reason: &str, detail: String| {
-            Err(Failure::Refused(Refusal {
-                reason: reason.to_owned(),
-                detail,
-            }))
-        };
+    /// May this server be shown the plan? It must know the secret and be the same cluster.
+    fn judge(&self, hello: &Hello, shared: &Shared) -> Result<(), Failure> {
         if hello.instance_id == shared.instance_id {
-            return refuse(
-                "same_server",
-                "the replica is this server itself".to_owned(),
-            );
+            return Err(refused("same_server", "the replica is this server itself"));
         }
-        if !secret::verify_hello(&shared.secret, &self.challenge, &hello) {
-            return refuse(
+        if !secret::verify_hello(&shared.secret, &self.challenge, hello) {
+            return Err(refused(
                 "authentication",
-                "the server does not know the secret of this cluster".to_owned(),
-            );
+                "the server does not know the secret of this cluster",
+            ));
         }
         if hello.identity != shared.identity {
-            return refuse(
-                "identity",
-                identity_difference(&shared.identity, &hello.identity),
-            );
+            let difference = identity_difference(&shared.identity, &hello.identity);
+            return Err(refused("identity", difference));
         }
-        let mac = secret::authenticate(&shared.secret, &hello.nonce, &shared.begin)
-            .ok_or_else(|| protocol("secret cannot be used"))?;
-        self.send(
-            &ToReplica::Begin {
-                mac,
-                body: shared.begin.to_vec(),
-            },
-            connection,
-        )?;
-        self.phase = Phase::Waiting;
-        self.deadline = shared.announcement_deadline();
         Ok(())
+    }
+
+    /// Sends the plan, and proof of who this server is.
+    fn send_begin(
+        &mut self,
+        nonce: &Nonce,
+        connection: &mut Connection,
+        shared: &Shared,
+    ) -> Result<(), Failure> {
+        let mac = secret::authenticate(&shared.secret, nonce, &shared.begin)
+            .ok_or_else(|| protocol("secret cannot be used"))?;
+        let body = shared.begin.to_vec();
+        self.send(&ToReplica::Begin { mac, body }, connection)
     }
 
     fn send(&mut self, frame: &ToReplica, connection: &mut Connection) -> Result<(), Failure> {
         let bytes = frame::encode(frame)
-            .map_err(|error| Failure::Infrastructure(format!("frame cannot be sent: {error}")))?;
+            .map_err(|error| protocol(&format!("frame cannot be sent: {error}")))?;
         match connection.put_copy_data(&bytes)? {
             true => Ok(()),
-            false => Err(Failure::Infrastructure("replica does not read".to_owned())),
+            false => Err(protocol("replica does not read")),
         }
     }
 
@@ -522,7 +472,7 @@ impl Link {
             return Err(protocol("scan has no tasks"));
         }
         loop {
-            let idle = self.outstanding.is_empty();
+            let idle = self.tasks.outstanding() == 0;
             let process = self.process;
             // SAFETY: laid out before the links were serviced for the first time.
             let task = unsafe {
@@ -552,60 +502,43 @@ impl Link {
                 connection,
             )?;
             shared.task_step(self, Step::Given, scan, &task);
-            self.outstanding.push_back((scan, task));
-            self.tasks_taken += 1;
+            self.tasks.give(scan, task);
             if !idle {
                 break;
             }
         }
-        events::add(Event::HandleRequestMicroseconds, now_micros() - started);
+        events::add(Counter::HandleRequestMicroseconds, now_micros() - started);
         Ok(())
     }
 
-    fn task_done(
+    fn pass_task_on(
         &mut self,
-        scan: u32,
-        id: u32,
+        report: &TaskReport,
         connection: &mut Connection,
         shared: &Shared,
     ) -> Result<(), Failure> {
-        match self.outstanding.pop_front() {
-            Some((expected, task)) if expected == scan && task.id == id => {
-                // SAFETY: the scan exists, since a task of it was given; its state outlives us.
-                unsafe {
-                    let memory = granule_scan::task_memory(shared.scans[scan as usize]);
-                    let (process, streaming) = (self.process, shared.streaming);
-                    tasks::with(memory, |state| {
-                        state.worked(process, id, now_micros())?;
-                        if streaming {
-                            state.deliver(process, task)
-                        } else {
-                            Ok(())
-                        }
-                    });
+        let task = self.tasks.done(report)?;
+        // SAFETY: the scan exists, since a task of it was given; its state outlives us.
+        unsafe {
+            let memory = granule_scan::task_memory(shared.scans[report.scan as usize]);
+            let (process, streaming) = (self.process, shared.streaming);
+            tasks::with(memory, |state| {
+                state.worked(process, task.id, now_micros())?;
+                match streaming {
+                    true => state.deliver(process, task),
+                    false => Ok(()),
                 }
-                shared.task_step(self, Step::Done, scan, &task);
-                if shared.streaming {
-                    self.ready
-                        .append(&mut self.pending, shared.memory_limit, shared.context);
-                }
-            }
-            _ => return Err(protocol("replica finished a task that it did not have")),
+            });
         }
-        self.give(scan, connection, shared)
+        shared.task_step(self, Step::Done, report.scan, &task);
+        if shared.streaming {
+            self.ready
+                .append(&mut self.pending, shared.memory_limit, shared.context);
+        }
+        self.give(report.scan, connection, shared)
     }
 
-    fn fragment_done(
-        &mut self,
-        report: Box<FragmentReport>,
-        connection: &mut Connection,
-        shared: &mut Shared,
-    ) -> Result<(), Failure> {
-        let unneeded = |scan: &u32| report.unneeded.contains(scan);
-        if report.stopped || !self.outstanding.iter().all(|(scan, _)| unneeded(scan)) {
-            return Err(protocol("replica ended with tasks undone"));
-        }
-        self.outstanding.clear();
+    fn pass_all_on(&mut self, report: Box<FragmentReport>, shared: &mut Shared) {
         shared.unneeded.extend(
             report
                 .unneeded
@@ -624,138 +557,120 @@ impl Link {
         self.ready
             .append(&mut self.pending, shared.memory_limit, shared.context);
         self.rows = report.rows;
-        events::add(Event::RowsReceived, report.rows);
-        events::add(Event::BytesReceived, self.bytes);
+        events::add(Counter::RowsReceived, report.rows);
+        events::add(Counter::BytesReceived, self.bytes);
         shared.step(self, Step::Delivered, report.rows, self.bytes, "");
         self.report = Some(report);
-        self.outcome = Outcome::Done;
-        self.phase = Phase::Ending;
-        self.stop_watching(shared);
-        connection.put_copy_end()?;
-        Ok(())
     }
 
+    /// Ends the link, and tells the server's log why.
     fn fail(&mut self, failure: Failure, shared: &mut Shared) {
-        let announced = self.phase == Phase::Working;
-        if matches!(self.phase, Phase::Stopping | Phase::Ending) {
-            // All was delivered; only the connection is gone.
-            self.close(shared);
-            return;
+        let was_live = self.is_live();
+        if self.on(failure.event(), shared).is_err() {
+            // Refused out of turn is a failure as any other. No phase takes that amiss.
+            let _ = self.on(Event::Failed, shared);
         }
-        self.outcome = match failure {
-            Failure::Refused(refusal) => {
-                events::add(Event::RefusedCount, 1);
-                if refusal.reason == "authentication" {
-                    secret::forget();
-                }
-                Outcome::Refused(refusal)
-            }
-            Failure::Infrastructure(why) if announced => {
-                events::add(Event::LostCount, 1);
-                Outcome::Lost(why)
-            }
-            Failure::Infrastructure(why) => Outcome::Unavailable(why),
-        };
-        self.log(shared);
-        self.close(shared);
-    }
-
-    /// Tells the server's log what became of the link.
-    fn log(&self, shared: &Shared) {
         let name = shared.replica_name(self.replica);
         let query = shared.query_label();
-        match &self.outcome {
-            Outcome::Lost(why) => pgrx::log!("{query}: replica \"{name}\" was lost: {why}"),
-            Outcome::Refused(refusal) => pgrx::log!(
-                "{query}: replica \"{name}\" refused to take part: {} ({})",
-                refusal.reason,
-                refusal.detail
-            ),
-            Outcome::Unavailable(why) => {
-                pgrx::log!("{query}: replica \"{name}\" was unavailable: {why}");
-            }
-            Outcome::Running | Outcome::Done | Outcome::Unused | Outcome::Stopped => {}
+        if was_live {
+            let step = match self.fate() {
+                Fate::Refused => {
+                    events::add(Counter::RefusedCount, 1);
+                    self.was_behind = failure.is_of_replay();
+                    if failure.is_of_authentication() {
+                        secret::forget();
+                    }
+                    pgrx::log!("{query}: replica \"{name}\" refused to take part: {failure}");
+                    self.trouble = Some(format!("refused: {failure}"));
+                    Step::Refused
+                }
+                Fate::Lost => {
+                    events::add(Counter::LostCount, 1);
+                    pgrx::log!("{query}: replica \"{name}\" was lost: {failure}");
+                    self.trouble = Some(format!("lost: {failure}"));
+                    Step::Lost
+                }
+                _ => {
+                    pgrx::log!("{query}: replica \"{name}\" was unavailable: {failure}");
+                    self.trouble = Some(format!("unavailable: {failure}"));
+                    Step::Unavailable
+                }
+            };
+            let granules = self.give_back(shared);
+            shared.step(self, step, granules, 0, &failure.to_string());
         }
+        self.release(false, shared);
     }
 
-    /// Gives back whatever was not delivered and lets go of the connection.
-    fn close(&mut self, shared: &mut Shared) {
-        if self.is_live() {
-            let counted = matches!(self.outcome, Outcome::Lost(_));
-            let mut granules = 0;
-            for node in &shared.scans {
-                // SAFETY: the scan's state lives as long as the query.
-                let memory = unsafe { granule_scan::task_memory(*node) };
-                if !memory.is_null() {
-                    let process = self.process;
-                    // SAFETY: as above.
-                    let lost = unsafe { tasks::with(memory, |state| state.lose(process)) };
-                    granules += u64::from(lost);
-                    if counted {
-                        events::add(Event::RetriedMarks, u64::from(lost));
-                    }
+    /// What it was given and has not delivered is for others to do. Answers how many granules.
+    fn give_back(&mut self, shared: &Shared) -> u64 {
+        let mut granules = 0;
+        for node in &shared.scans {
+            // SAFETY: the scan's state lives as long as the query.
+            let memory = unsafe { granule_scan::task_memory(*node) };
+            if !memory.is_null() {
+                let process = self.process;
+                // SAFETY: as above.
+                let lost = unsafe { tasks::with(memory, |state| state.lose(process)) };
+                granules += u64::from(lost);
+                if self.fate() == Fate::Lost {
+                    events::add(Counter::RetriedMarks, u64::from(lost));
                 }
             }
-            self.pending.clear();
-            self.outstanding.clear();
-            shared.ending_step(self, granules);
         }
-        self.phase = Phase::Closed;
-        self.stop_watching(shared);
-        if let Some(lease) = self.lease.take() {
-            pool::release(lease, false, shared.pool_limits);
-        }
+        self.pending.clear();
+        self.tasks.clear();
+        granules
     }
 
-    /// The CALL has ended in order: the connection can serve again.
-    fn release(&mut self, shared: &Shared) {
+    /// Lets go of the connection.
+    fn release(&mut self, reusable: bool, shared: &Shared) {
         if let Some(lease) = self.lease.take() {
-            pool::release(lease, true, shared.pool_limits);
+            pool::release(lease, reusable, shared.pool_limits);
         }
     }
 
     /// Nothing more is wanted from it. A connection that is up is told so, and `service` sees it to
     /// its end; one in the making is left to the session's next query.
     pub fn stop(&mut self, shared: &mut Shared) {
-        if !self.is_live() {
-            return;
+        if self.is_live() {
+            shared.step(self, Step::Stopped, 0, 0, "");
         }
-        let served = self.tasks_taken > 0;
-        self.outcome = if served {
-            Outcome::Stopped
-        } else {
-            Outcome::Unused
-        };
-        shared.step(self, Step::Stopped, 0, 0, "");
-        if self.phase == Phase::Connecting {
-            self.phase = Phase::Closed;
-            self.release(shared);
-            return;
-        }
-        // Before the replica has answered the CALL nothing can be said; `service` does it then.
-        let told = self.phase == Phase::Calling
-            || self
-                .lease
-                .and_then(pool::get)
-                .is_some_and(|mut connection| {
-                    self.tell_to_stop(&mut connection, shared).is_ok() && connection.flush().is_ok()
-                });
-        self.pending.clear();
-        self.outstanding.clear();
-        if !told {
-            self.close(shared);
+        match self.on(Event::Stop, shared) {
+            Ok(Action::Keep) => self.release(true, shared),
+            Ok(Action::SendStop) => {
+                self.pending.clear();
+                self.tasks.clear();
+                let told = self
+                    .lease
+                    .and_then(pool::get)
+                    .is_some_and(|mut connection| {
+                        self.send(&ToReplica::Stop, &mut connection).is_ok()
+                            && connection.flush().is_ok()
+                    });
+                if !told {
+                    self.fail(protocol("connection was lost"), shared);
+                }
+            }
+            _ => {}
         }
     }
-}
 
-impl Link {
     /// Lets go of the connection, whatever state it is in, and of all rows.
     pub fn abandon(&mut self, shared: &mut Shared) {
-        if self.phase != Phase::Closed {
-            self.close(shared);
+        if !self.is_closed() {
+            self.fail(protocol("not ended in time"), shared);
         }
         self.ready.clear();
         self.pending.clear();
+    }
+}
+
+/// The replica's direction ended before its last frame: the result says why.
+fn early_end(connection: &mut Connection) -> Failure {
+    match connection.next_result() {
+        ResultRead::Result(result) => remote(result.error()),
+        ResultRead::Nothing | ResultRead::Done => protocol("replica ended the exchange early"),
     }
 }
 

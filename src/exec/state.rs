@@ -5,11 +5,12 @@
 
 use super::dispatch::Dispatch;
 use super::granule_scan::{self, GranuleScanState};
-use super::link::{Link, Outcome};
+use super::link::Link;
 use super::merge::Merge;
 use super::tasks::{self, Participants, Spent};
 use crate::pg::ffi;
 use crate::plan::private::{ParallelReplicasPrivate, Refused};
+use parallel_replicas_core::link::Fate;
 use parallel_replicas_core::task_state::ProcessCounters;
 use pgrx::pg_sys;
 
@@ -209,7 +210,7 @@ impl State {
         let waiting = self
             .links()
             .iter()
-            .any(|link| link.is_live() && (unassigned > 0 || !link.is_dispensable()));
+            .any(|link| link.is_live() && (unassigned > 0 || link.had_tasks()));
         if waiting {
             Next::Wait
         } else if unassigned > 0 {
@@ -281,7 +282,7 @@ impl State {
                 continue;
             };
             replica.links += 1;
-            if matches!(link.outcome, Outcome::Done | Outcome::Stopped) && link.tasks_taken > 0 {
+            if matches!(link.fate(), Fate::Done | Fate::Stopped) && link.had_tasks() {
                 replica.links_used += 1;
             }
             if let Some(own) = counters.get(usize::from(link.process)) {
@@ -290,14 +291,8 @@ impl State {
             replica.rows += link.rows;
             replica.bytes += link.bytes;
             replica.replay_wait_us = replica.replay_wait_us.max(link.replay_wait_us);
-            match &link.outcome {
-                Outcome::Unavailable(why) => replica.trouble = Some(format!("unavailable: {why}")),
-                Outcome::Lost(why) => replica.trouble = Some(format!("lost: {why}")),
-                Outcome::Refused(refusal) => {
-                    replica.trouble =
-                        Some(format!("refused: {} ({})", refusal.reason, refusal.detail));
-                }
-                Outcome::Running | Outcome::Done | Outcome::Unused | Outcome::Stopped => {}
+            if link.trouble.is_some() {
+                replica.trouble.clone_from(&link.trouble);
             }
         }
         self.summary = Some(summary);

@@ -43,7 +43,6 @@ struct Session {
     full_frames: Vec<Vec<u8>>,
     held_bytes: usize,
     rows: u64,
-    blocks: u64,
     waited_us: u64,
     last_spoke: u64,
 }
@@ -166,7 +165,6 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
             (**scan).scan_index = index as u32;
         }
         copy_both::send(&ToCoordinator::Announcement(Announcement {
-            replayed_lsn: proc::replayed().0,
             replay_wait_us,
         }));
         let begun_at = SESSION.with_borrow(|session| session.begun_at);
@@ -185,7 +183,6 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
         events::add(Event::ReadMarks, granules);
         let report = SESSION.with_borrow(|session| FragmentReport {
             rows: session.rows,
-            blocks: session.blocks,
             stopped: session.stopped,
             unneeded: Vec::new(),
             instrumentation: Vec::new(),
@@ -416,7 +413,6 @@ fn next_task(scan: u32) -> Option<LinkTask> {
                 blocks,
             } if of == scan => {
                 session.current = Some(TaskReport { scan, id, blocks });
-                session.blocks += u64::from(blocks);
                 Some(LinkTask {
                     start_block,
                     blocks,

@@ -162,7 +162,6 @@ pub struct Refusal {
 /// What a replica tells before it gets work.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Announcement {
-    pub replayed_lsn: u64,
     pub replay_wait_us: u64,
 }
 
@@ -179,8 +178,6 @@ pub struct TaskReport {
 pub struct FragmentReport {
     /// Rows sent over the whole fragment.
     pub rows: u64,
-    /// Blocks scanned.
-    pub blocks: u64,
     /// The fragment was stopped early.
     pub stopped: bool,
     /// Scans that the fragment ended without reading to their end, because it needed no more rows of

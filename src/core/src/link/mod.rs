@@ -1,6 +1,13 @@
 //! One link between coordinator and replica, as far as it is a matter of rules: pure, without
 //! clock, sockets or PostgreSQL. Times are microseconds of any monotonic clock.
+//!
+//! What a link is doing: `machine`. Whether the other end is alive: `liveness`. Which tasks it has:
+//! `tasks`.
 
 mod liveness;
+mod machine;
+mod tasks;
 
 pub use liveness::{Liveness, Verdict};
+pub use machine::{Action, Event, Fate, Machine, OutOfTurn, Patience, Phase};
+pub use tasks::{GivenTasks, Misreport};
