@@ -14,7 +14,7 @@
 use super::state::{LEADER, Next, SERVICE_INTERVAL, State};
 use super::{account, explain, granule_scan, local, merge, start};
 use crate::log::query;
-use crate::pg::{executor, ffi, wait};
+use crate::pg::{executor, ffi, proc, wait};
 use crate::plan::private::{PARALLEL_REPLICAS_NAME, ParallelReplicasPrivate, from_list};
 use pgrx::pg_sys;
 use std::ffi::{c_int, c_void};
@@ -121,6 +121,7 @@ unsafe extern "C-unwind" fn begin_custom_scan(
             pg_sys::ExecInitExtraTupleSlot(estate, descriptor, &pg_sys::TTSOpsMinimalTuple);
         (*ps).ExecProcNode = Some(exec_parallel_replicas);
         let state = &mut *(*node).state;
+        state.began_without_xid = proc::own_xid().is_none();
         collect_scans(fragment, &mut state.scans);
         for (index, scan) in state.scans.iter().enumerate() {
             (**scan).scan_index = index as u32;

@@ -58,9 +58,13 @@ pub fn identity() -> Identity {
 
 /// Checks everything that must hold on the coordinator before anything is shipped.
 ///
+/// `began_without_xid`: the transaction had no id when the executor started. An id that it has got
+/// since, by CREATE TABLE AS for its new table, does no harm: it is not before the snapshot's xmax, so
+/// a replica takes it for running, and the snapshot sees nothing that it wrote here either.
+///
 /// # Safety
 /// `estate` is the executor state of a running query.
-pub unsafe fn check(estate: *mut pg_sys::EState) -> Result<(), Refused> {
+pub unsafe fn check(estate: *mut pg_sys::EState, began_without_xid: bool) -> Result<(), Refused> {
     let refuse = |reason| Err(Refused::new(reason, ""));
     // SAFETY: as the caller says; the rest are plain globals and shared-memory reads.
     unsafe {
@@ -70,7 +74,7 @@ pub unsafe fn check(estate: *mut pg_sys::EState) -> Result<(), Refused> {
         if pg_sys::RecoveryInProgress() {
             return refuse(Reason::InRecovery);
         }
-        if proc::own_xid().is_some() {
+        if proc::own_xid().is_some() && !began_without_xid {
             return refuse(Reason::OwnXid);
         }
         if pg_sys::XactIsoLevel == pg_sys::XACT_SERIALIZABLE as i32 {
@@ -125,13 +129,18 @@ unsafe fn wire_snapshot(snapshot: pg_sys::Snapshot) -> Result<WireSnapshot, Refu
             xmax_epoch: epoch,
             in_progress,
             vacuums: vacuums(),
-            own_xid_assigned: proc::own_xid().is_some(),
+            own_xid_assigned: proc::own_xid().is_some_and(|xid| precedes(xid, xmax)),
             incomplete: false,
         };
         wire.keep_in_range();
         wire.normalise();
         Ok(wire)
     }
+}
+
+/// As TransactionIdPrecedes for normal ids: in a circle.
+fn precedes(xid: u32, other: u32) -> bool {
+    (xid.wrapping_sub(other) as i32) < 0
 }
 
 /// Transaction ids of lazy VACUUMs that are in progress now. One that had an id before the snapshot

@@ -67,7 +67,7 @@ unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
         let first = state.participants.processes.is_empty();
         // Once a parallel context exists, its memory is sized for these participants.
         if first || state.refused.is_none() {
-            state.refused = shipment::check(estate).err();
+            state.refused = shipment::check(estate, state.began_without_xid).err();
         }
         if let Some(why) = &state.refused {
             query::not_used(estate, &scope, why.reason.code(), &why.describe());

@@ -46,6 +46,9 @@ pub struct State {
     pub unneeded: Vec<bool>,
     /// To notice a leader that makes no progress.
     pub unassigned_at_last_round: u32,
+    /// The transaction had no id when the executor started: nothing that it has written since can be
+    /// seen by the query.
+    pub began_without_xid: bool,
     pub started: bool,
     pub finished: bool,
     pub merge: Option<Merge>,
@@ -105,6 +108,7 @@ impl State {
             has_led: false,
             unneeded: Vec::new(),
             unassigned_at_last_round: 0,
+            began_without_xid: false,
             started: false,
             finished: false,
             merge: None,

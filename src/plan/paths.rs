@@ -172,7 +172,11 @@ unsafe fn local_workers(rel: *mut pg_sys::RelOptInfo, limit: i32) -> i32 {
 
 /// # Safety
 /// As for [`consider`], which said that the table is fit.
-unsafe fn offer(root: *mut pg_sys::PlannerInfo, rel: *mut pg_sys::RelOptInfo, planning: &Planning) {
+unsafe fn offer(
+    root: *mut pg_sys::PlannerInfo,
+    rel: *mut pg_sys::RelOptInfo,
+    planning: &mut Planning,
+) {
     // SAFETY: as the caller says; the path is allocated by the planner's makeNode.
     unsafe {
         let natural = local_workers(rel, planning.local_workers_limit);
@@ -188,7 +192,8 @@ unsafe fn offer(root: *mut pg_sys::PlannerInfo, rel: *mut pg_sys::RelOptInfo, pl
         let replicas = planning.replicas_for((*rel).tuples);
         let links = replicas * planning.links_per_replica;
         (*base).parallel_workers = (local + links as i32).max(1);
-        cost(rel, base, local, replicas, planning);
+        let share = share_of_parent(root, rel, planning);
+        cost(rel, base, local, replicas, share, planning);
         (*path).flags = pg_sys::CUSTOMPATH_SUPPORT_PROJECTION;
         (*path).methods = &PATH_METHODS.0;
         (*path).custom_private = to_list(&GranuleScanPrivate {
@@ -203,8 +208,40 @@ unsafe fn offer(root: *mut pg_sys::PlannerInfo, rel: *mut pg_sys::RelOptInfo, pl
     }
 }
 
+/// Which part of its parent's pages a partition or other child of an Append has; 1 for a table by
+/// itself.
+///
+/// # Safety
+/// As for [`offer`].
+unsafe fn share_of_parent(
+    root: *mut pg_sys::PlannerInfo,
+    rel: *mut pg_sys::RelOptInfo,
+    planning: &mut Planning,
+) -> f64 {
+    // SAFETY: as the caller says; the sizes of all relations are estimated before paths are made.
+    unsafe {
+        let parent = (*rel).top_parent_relids;
+        if parent.is_null() {
+            return 1.0;
+        }
+        let key = (root as usize, pg_sys::bms_next_member(parent, -1));
+        if planning.parent_pages.is_none_or(|(known, _)| known != key) {
+            let pages: f64 = (1..(*root).simple_rel_array_size as usize)
+                .map(|index| *(*root).simple_rel_array.add(index))
+                .filter(|child| {
+                    !child.is_null() && pg_sys::bms_equal((**child).top_parent_relids, parent)
+                })
+                .map(|child| f64::from((*child).pages))
+                .sum();
+            planning.parent_pages = Some((key, pages));
+        }
+        let pages = planning.parent_pages.map_or(0.0, |(_, pages)| pages);
+        f64::from((*rel).pages) / pages.max(1.0)
+    }
+}
+
 /// Costs as costsize.c gives a parallel sequential scan, with two differences: every server reads
-/// its own share from its own disk, and starting costs more.
+/// its own share from its own disk, and starting costs more, once for all `share`s.
 ///
 /// # Safety
 /// As for [`offer`].
@@ -213,6 +250,7 @@ unsafe fn cost(
     path: *mut pg_sys::Path,
     local: i32,
     replicas: usize,
+    share: f64,
     planning: &Planning,
 ) {
     // SAFETY: as the caller says.
@@ -238,7 +276,7 @@ unsafe fn cost(
         let run = page_cost * f64::from((*rel).pages) / servers
             + per_tuple * (*rel).tuples / processes
             + target.per_tuple * (*rel).rows / processes;
-        let mut startup = qual.startup + settings::setup_cost();
+        let mut startup = qual.startup + settings::setup_cost() * share;
         let mut total = startup + run;
         if planning.force {
             // Cheaper than anything else, but still in proportion, for joins.

@@ -1,12 +1,13 @@
 //! Puts ParallelReplicas where PostgreSQL put a Gather or Gather Merge over a shippable fragment.
 
 use super::private::{
-    GranuleScanPrivate, MergeKey, PARALLEL_REPLICAS_NAME, ParallelReplicasPrivate, Refused,
-    from_list, is_granule_scan, scan_methods, to_list,
+    GRANULE_SCAN_NAME, GranuleScanPrivate, MergeKey, PARALLEL_REPLICAS_NAME,
+    ParallelReplicasPrivate, Refused, from_list, is_granule_scan, scan_methods, to_list,
 };
 use super::shippable::{self, Findings};
 use super::state::{Planning, replicas_for};
-use crate::pg::plan::{cells, children, members};
+use crate::pg::plan::{cells, children, items, members};
+use crate::settings;
 use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
 
@@ -101,6 +102,7 @@ unsafe fn replace_one(
         };
         let init_params = members(init_params);
         let fragment = (*plan).lefttree;
+        divide_whole_scans(fragment, (*statement).rtable, rescan_param);
         let findings =
             shippable::fragment(fragment, (*statement).rtable, &init_params, rescan_param)?;
         if replicas_for(findings.rows, replacement.replicas_used) == 0 {
@@ -120,6 +122,93 @@ unsafe fn replace_one(
         (*statement).parallelModeNeeded = true;
     }
     Ok(())
+}
+
+/// An Append may have the planner's plain scans beside granule scans, or alone: of small tables, which
+/// one process would read whole. They become granule scans, so that the fragment is one that any
+/// number of processes can share.
+///
+/// # Safety
+/// `plan` is the leading path of a fragment of a statement with range table `rtable`.
+unsafe fn divide_whole_scans(
+    plan: *mut pg_sys::Plan,
+    rtable: *mut pg_sys::List,
+    rescan_param: i32,
+) {
+    // SAFETY: as the caller says; tags tell types.
+    unsafe {
+        if plan.is_null() {
+            return;
+        }
+        if (*plan).type_ == pg_sys::NodeTag::T_SubqueryScan {
+            let scan = plan.cast::<pg_sys::SubqueryScan>();
+            return divide_whole_scans((*scan).subplan, rtable, rescan_param);
+        }
+        if (*plan).type_ != pg_sys::NodeTag::T_Append {
+            return divide_whole_scans((*plan).lefttree, rtable, rescan_param);
+        }
+        let append = plan.cast::<pg_sys::Append>();
+        let whole = (*append).first_partial_plan.max(0) as usize;
+        let mut divided = true;
+        for (index, place) in cells::<pg_sys::Plan>((*append).appendplans).enumerate() {
+            if index >= whole {
+                divide_whole_scans(*place, rtable, rescan_param);
+            } else if can_be_divided(*place, rtable) {
+                *place = granule_scan((*place).cast(), rescan_param);
+            } else {
+                divided = false;
+            }
+        }
+        if divided {
+            (*append).first_partial_plan = 0;
+        }
+    }
+}
+
+/// # Safety
+/// `plan` is a valid plan of a statement with range table `rtable`.
+unsafe fn can_be_divided(plan: *mut pg_sys::Plan, rtable: *mut pg_sys::List) -> bool {
+    // SAFETY: as the caller says; the tag tells the type.
+    unsafe {
+        if (*plan).type_ != pg_sys::NodeTag::T_SeqScan || (*plan).parallel_aware {
+            return false;
+        }
+        let relation = (*plan.cast::<pg_sys::Scan>()).scanrelid as usize;
+        items::<pg_sys::RangeTblEntry>(rtable)
+            .nth(relation - 1)
+            .is_some_and(|entry| shippable::relation_reason((*entry).relid).is_none())
+    }
+}
+
+/// A GranuleScan in the place of a sequential scan: same target list, same conditions, same costs.
+///
+/// # Safety
+/// `scan` is a SeqScan, whose parts are taken over.
+unsafe fn granule_scan(scan: *mut pg_sys::Scan, rescan_param: i32) -> *mut pg_sys::Plan {
+    // SAFETY: as the caller says; Plan is the first field of every plan node.
+    unsafe {
+        let custom =
+            pgrx::PgBox::<pg_sys::CustomScan>::alloc_node(pg_sys::NodeTag::T_CustomScan).into_pg();
+        (*custom).scan = std::ptr::read(scan);
+        let plan = &raw mut (*custom).scan.plan;
+        (*plan).type_ = pg_sys::NodeTag::T_CustomScan;
+        (*plan).parallel_aware = true;
+        if rescan_param >= 0 {
+            // Rescans reach a parallel-aware node through this parameter (subselect.c).
+            for set in [&raw mut (*plan).extParam, &raw mut (*plan).allParam] {
+                *set = pg_sys::bms_add_member(pg_sys::bms_copy(*set), rescan_param);
+            }
+        }
+        (*custom).custom_relids = pg_sys::bms_make_singleton((*scan).scanrelid as i32);
+        (*custom).custom_private = to_list(&GranuleScanPrivate {
+            local_workers: 0,
+            granule_blocks: settings::granule_blocks(),
+            rows: (*plan).plan_rows,
+        });
+        (*custom).flags = pg_sys::CUSTOMPATH_SUPPORT_PROJECTION;
+        (*custom).methods = scan_methods(GRANULE_SCAN_NAME);
+        plan.cast()
+    }
 }
 
 /// Makes the Appends above granule scans plain ones: the scans divide the work, and every process

@@ -33,6 +33,9 @@ pub struct Planning {
     /// Scans of tables that could use replicas, as far as the table is concerned.
     pub eligible_scans: usize,
     pub refused: Vec<Refused>,
+    /// Pages of all children of the parent looked at last, which the planner's root and
+    /// the parent's range table index name.
+    pub parent_pages: Option<((usize, i32), f64)>,
     subtransaction: pg_sys::SubTransactionId,
 }
 
@@ -124,6 +127,7 @@ pub fn push(start: Start) -> usize {
             local_workers_limit: start.local_workers_limit,
             eligible_scans: 0,
             refused: Vec::new(),
+            parent_pages: None,
             subtransaction,
         }));
         stack.len() - 1

@@ -1,6 +1,6 @@
 //! What PostgreSQL's own suite and generated queries found, each at the lowest level that shows it.
 
-use parallel_replicas_tests::{Cluster, PRIMARY, damage_check};
+use parallel_replicas_tests::{Cluster, Differential, PRIMARY, damage_check, text};
 use postgres::Client;
 
 fn cluster() -> Cluster {
@@ -54,4 +54,155 @@ fn a_serializable_transaction_notices_what_it_read_of_empty_tables() {
     let error = error.as_db_error().expect("the server's own error");
     assert_eq!(error.code().code(), "40001", "{error}");
     damage_check(&cluster);
+}
+
+/// Fragments that were started with replicas, and replicas that contributed, since the server started.
+fn counters(client: &mut Client) -> (u64, u64) {
+    let row = client
+        .query_one(
+            "SELECT sum(value) FILTER (WHERE event = 'ParallelReplicasQueryCount')::text,
+                 sum(value) FILTER (WHERE event = 'ParallelReplicasUsedCount')::text
+             FROM parallel_replicas.events",
+            &[],
+        )
+        .expect("the events can be read");
+    let number = |column| row.get::<_, String>(column).parse().expect("a number");
+    (number(0), number(1))
+}
+
+/// Runs a script and panics unless replicas contributed rows to it.
+#[track_caller]
+fn run_with_replicas(client: &mut Client, script: &str) {
+    let before = counters(client);
+    run(client, script);
+    let after = counters(client);
+    assert!(after.1 > before.1, "replicas took no part: {script}");
+}
+
+/// Everything is shipped, and only replicas read.
+const FORCED: &str =
+    "SET parallel_replicas.debug_force = on; SET parallel_replicas_local_plan = off;
+     SET parallel_replicas.granule_blocks = 4";
+
+/// The statement's own transaction id comes after its snapshot, so its rows are nobody's yet.
+#[test]
+fn bulk_writes_read_through_replicas() {
+    let cluster = cluster();
+    let mut client = cluster.connect(PRIMARY);
+    run(
+        &mut client,
+        "CREATE TABLE source AS SELECT i, i % 7 AS k, md5(i::text) AS t FROM generate_series(1, 20000) i;
+         CREATE TABLE written (i int)",
+    );
+    run(&mut client, FORCED);
+    for (script, made) in [
+        (
+            "CREATE TABLE made AS SELECT k, count(*), sum(i) FROM source GROUP BY k",
+            "made",
+        ),
+        (
+            "CREATE TABLE made2 AS SELECT * FROM source WHERE k < 3",
+            "made2",
+        ),
+        ("SELECT * INTO made3 FROM source WHERE k = 2", "made3"),
+        (
+            "CREATE MATERIALIZED VIEW made4 AS SELECT * FROM source WHERE k = 1",
+            "made4",
+        ),
+        (
+            "BEGIN; SAVEPOINT a; CREATE TABLE made5 AS SELECT * FROM source WHERE k = 5;
+             RELEASE a; COMMIT",
+            "made5",
+        ),
+    ] {
+        run_with_replicas(&mut client, script);
+        let query = format!("SELECT count(*)::text FROM {made}");
+        assert_ne!(text(&mut client, &query), "0", "{script}");
+    }
+    run_with_replicas(
+        &mut client,
+        "COPY (SELECT * FROM source WHERE k = 3) TO '/dev/null'",
+    );
+    let wanted = "SELECT (SELECT count(*) FROM source WHERE k < 3) || ' ' || count(*) FROM made2";
+    let both = text(&mut client, wanted);
+    let (a, b) = both.split_once(' ').expect("two numbers");
+    assert_eq!(a, b);
+
+    // A transaction that wrote before must see its own rows, which replicas cannot.
+    run(
+        &mut client,
+        "BEGIN; INSERT INTO source SELECT -i, 100, '' FROM generate_series(1, 500) i",
+    );
+    let before = counters(&mut client);
+    run(
+        &mut client,
+        "CREATE TABLE made6 AS SELECT * FROM source WHERE k = 100",
+    );
+    assert_eq!(counters(&mut client).0, before.0);
+    assert_eq!(text(&mut client, "SELECT count(*)::text FROM made6"), "500");
+    run(&mut client, "COMMIT");
+    damage_check(&cluster);
+}
+
+/// Small and empty partitions stand beside large ones in an Append; none of them may keep the others
+/// from being shipped.
+#[test]
+fn partitions_of_all_sizes_are_shipped_together() {
+    let cluster = cluster();
+    let mut client = cluster.connect(PRIMARY);
+    run(
+        &mut client,
+        "CREATE TABLE parted (id int, v int, pad text) PARTITION BY RANGE (id);
+         CREATE TABLE parted_large PARTITION OF parted FOR VALUES FROM (0) TO (400000);
+         CREATE TABLE parted_small PARTITION OF parted FOR VALUES FROM (400000) TO (400100);
+         CREATE TABLE parted_rest PARTITION OF parted DEFAULT;
+         INSERT INTO parted SELECT i, i % 10, repeat('x', 200) FROM generate_series(0, 400099) i",
+    );
+    run(&mut client, "VACUUM ANALYZE parted");
+    cluster.wait_all_caught_up();
+    run(&mut client, "SET enable_parallel_replicas = on");
+    let query = "SELECT v, count(*), sum(id) FROM parted WHERE pad LIKE 'x%' GROUP BY v";
+    let plan = plan(&mut client, query);
+    assert!(plan.contains("(ParallelReplicas)"), "{plan}");
+    for part in ["parted_large", "parted_small", "parted_rest"] {
+        assert!(plan.contains(&format!("(GranuleScan) on {part}")), "{plan}");
+    }
+    run_with_replicas(&mut client, query);
+    Differential::new(&mut client).check(query);
+
+    // Nothing but small partitions.
+    run(
+        &mut client,
+        "CREATE TABLE many (id int, v int) PARTITION BY HASH (id)",
+    );
+    for part in 0..8 {
+        run(
+            &mut client,
+            &format!(
+                "CREATE TABLE many_{part} PARTITION OF many
+                 FOR VALUES WITH (MODULUS 8, REMAINDER {part})"
+            ),
+        );
+    }
+    run(
+        &mut client,
+        "INSERT INTO many SELECT i, i % 10 FROM generate_series(1, 20000) i; ANALYZE many",
+    );
+    run(&mut client, FORCED);
+    run_with_replicas(
+        &mut client,
+        "SELECT v, count(*), sum(id) FROM many GROUP BY v",
+    );
+    Differential::new(&mut client)
+        .between("SET LOCAL parallel_replicas.debug_force = off", FORCED)
+        .check("SELECT v, count(*), sum(id) FROM many GROUP BY v");
+    damage_check(&cluster);
+}
+
+fn plan(client: &mut Client, query: &str) -> String {
+    let rows = client
+        .query(&format!("EXPLAIN (COSTS OFF) {query}"), &[])
+        .unwrap_or_else(|error| panic!("{error:?}\n{query}"));
+    let lines: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    lines.join("\n")
 }

@@ -25,7 +25,7 @@ pub struct WireSnapshot {
     /// Ids of lazy VACUUMs in progress. PostgreSQL leaves them out of all snapshots, because they
     /// write no rows; a standby takes them for transactions in progress like any other.
     pub vacuums: Vec<u32>,
-    /// The coordinator had no transaction id of its own when the snapshot was shipped.
+    /// The coordinator had a transaction id of its own that the snapshot does not take for running.
     pub own_xid_assigned: bool,
     /// The coordinator's snapshot had lost sub-transactions and could not be completed. Always
     /// refused by a replica; carried so that the refusal does not rest on the sender alone.

@@ -12,7 +12,7 @@ use parallel_replicas_tests::fuzz::{self, Plan};
 use parallel_replicas_tests::{Cluster, damage_check};
 
 /// Queries of one round.
-const QUERIES: usize = 200;
+const QUERIES: usize = 100;
 
 fn main() -> ExitCode {
     let clock = SystemTime::now()
@@ -50,11 +50,12 @@ fn main() -> ExitCode {
         }
         shown = report.wrong.len();
         println!(
-            "round {round}: {} equal, {} of them with replicas, {} with the same error, {} wrong, \
-             {} s",
+            "round {round}: {} equal, {} of them with replicas, {} with the same error, {} too \
+             long, {} wrong, {} s",
             report.equal,
             report.with_replicas,
             report.same_error,
+            report.too_long,
             report.wrong.len(),
             start.elapsed().as_secs()
         );

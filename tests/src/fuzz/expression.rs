@@ -56,16 +56,16 @@ impl Maker<'_> {
                     values.push(n);
                     format!("${}::int", values.len())
                 }
-                _ => n.to_string(),
+                _ => format!("({n})"),
             },
-            Ty::Big => format!("{}::bigint", i64::from(n) * 1_000_003),
-            Ty::Num => format!("{}.50::numeric(14,2)", n),
-            Ty::Float => format!("{}::float8", f64::from(n) / 4.0),
+            Ty::Big => format!("({})::bigint", i64::from(n) * 1_000_003),
+            Ty::Num => format!("({n}.50)::numeric(14,2)"),
+            Ty::Float => format!("({})::float8", f64::from(n) / 4.0),
             Ty::Text => format!("'{}'::text", self.pick(&["a", "c8", "", "e4d", "a%", "1f"])),
             Ty::Bool => String::from(self.pick(&["true", "false"])),
-            Ty::Date => format!("date '2020-02-01' + {n}"),
-            Ty::Stamp => format!("timestamp '2020-01-31 10:00' + {n} * interval '1 day'"),
-            Ty::StampTz => format!("timestamptz '2020-03-31 10:00Z' + {n} * interval '7 hours'"),
+            Ty::Date => format!("(date '2020-02-01' + {n})"),
+            Ty::Stamp => format!("(timestamp '2020-01-31 10:00' + {n} * interval '1 day')"),
+            Ty::StampTz => format!("(timestamptz '2020-03-31 10:00Z' + {n} * interval '7 hours')"),
             Ty::Json => format!("jsonb '{{\"a\": {n}, \"c\": [1, 2]}}'"),
             Ty::Ints => format!("ARRAY[1, {n}, NULL]"),
             Ty::Mood => format!("'{}'::fuzz_mood", self.pick(&["sad", "ok", "happy", "mad"])),
@@ -78,11 +78,7 @@ impl Maker<'_> {
     /// An expression of the type.
     pub fn expression(&mut self, ty: Ty, visible: &[Visible], depth: u32) -> String {
         if depth == 0 || self.one_in(3) {
-            let column = if self.one_in(5) {
-                None
-            } else {
-                self.column(ty, visible)
-            };
+            let column = self.column(ty, visible).filter(|_| !self.one_in(8));
             return column.unwrap_or_else(|| self.literal(ty));
         }
         let d = depth - 1;
@@ -167,9 +163,14 @@ impl Maker<'_> {
 
     /// A boolean expression.
     pub fn condition(&mut self, visible: &[Visible], depth: u32) -> String {
+        format!("({})", self.bare_condition(visible, depth))
+    }
+
+    fn bare_condition(&mut self, visible: &[Visible], depth: u32) -> String {
         let d = depth.saturating_sub(1);
+        // Of a column's type: conditions on constants alone are true or false at once.
         let ty = match self.column_type(visible) {
-            Some(ty) if !self.one_in(4) => ty,
+            Some(ty) if !self.one_in(20) => ty,
             _ => self.ty(),
         };
         let choice = self.rng.usize(..if depth == 0 { 9 } else { 16 });
@@ -218,9 +219,9 @@ impl Maker<'_> {
             9 | 10 => {
                 let word = self.pick(&["AND", "AND", "OR"]);
                 let (a, b) = (self.condition(visible, d), self.condition(visible, d));
-                format!("({a} {word} {b})")
+                format!("{a} {word} {b}")
             }
-            11 => format!("(NOT ({}))", self.condition(visible, d)),
+            11 => format!("NOT {}", self.condition(visible, d)),
             12 => {
                 let (a, b) = (
                     self.expression(Ty::Int, visible, d),

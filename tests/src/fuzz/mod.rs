@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use fastrand::Rng;
+use postgres::error::SqlState;
 use postgres::{Client, Config, Error, NoTls};
 
 use crate::cluster::{Cluster, PRIMARY, text};
@@ -62,6 +63,8 @@ pub struct Report {
     pub with_replicas: usize,
     /// Both ways raised the same error.
     pub same_error: usize,
+    /// Queries that were left out because they take long.
+    pub too_long: usize,
     pub wrong: Vec<Failure>,
 }
 
@@ -99,6 +102,8 @@ struct Case {
 enum Verdict {
     Equal,
     SameError,
+    /// It takes long without replicas, too.
+    TooLong,
     Wrong(String),
 }
 
@@ -125,6 +130,7 @@ pub fn run(cluster: &Cluster, plan: Plan, mut progress: impl FnMut(u64, &Report)
                     report.with_replicas += usize::from(used(&mut client) > before);
                 }
                 Verdict::SameError => report.same_error += 1,
+                Verdict::TooLong => report.too_long += 1,
                 Verdict::Wrong(what) => {
                     let (query, what) = shrink(&mut client, &case, what);
                     report.wrong.push(Failure {
@@ -166,7 +172,7 @@ impl Case {
             ));
         }
         let forced = format!(
-            "SET LOCAL parallel_replicas.debug_force = on; \
+            "SET LOCAL statement_timeout = '60s'; SET LOCAL parallel_replicas.debug_force = on; \
              SET LOCAL parallel_replicas_local_plan = {}; \
              SET LOCAL parallel_replicas.granule_blocks = {}; \
              SET LOCAL parallel_replicas.links_per_replica = {}",
@@ -182,27 +188,34 @@ impl Case {
         }
     }
 
-    /// The statement that gives the rows.
+    /// The statement that gives the rows, for a person.
     fn statement(&self, query: &Query) -> String {
-        if self.parameters.is_empty() {
-            return query.sql();
+        match self.prepared(query, "fuzz") {
+            Some((prepare, execute)) => format!("{prepare}; {execute}"),
+            None => query.sql(),
         }
-        let values: Vec<String> = self.parameters.iter().map(i32::to_string).collect();
-        format!(
-            "PREPARE fuzz AS {}; EXECUTE fuzz({})",
-            query.sql(),
-            values.join(", ")
-        )
     }
 
-    fn fetch(&self, client: &mut Client, query: &Query) -> Result<Rows, Error> {
-        let statement = self.statement(query);
-        let Some((prepare, execute)) = statement.split_once("; EXECUTE ") else {
-            return Rows::fetch(client, &statement);
-        };
-        client.batch_execute("DEALLOCATE ALL")?;
-        client.batch_execute(prepare)?;
-        Rows::fetch(client, &format!("EXECUTE {execute}"))
+    /// PREPARE and EXECUTE, if the query has parameters.
+    fn prepared(&self, query: &Query, name: &str) -> Option<(String, String)> {
+        let values: Vec<String> = self.parameters.iter().map(i32::to_string).collect();
+        let types = vec!["int"; values.len()];
+        (!values.is_empty()).then(|| {
+            (
+                format!("PREPARE {name}({}) AS {}", types.join(", "), query.sql()),
+                format!("EXECUTE {name}({})", values.join(", ")),
+            )
+        })
+    }
+
+    fn fetch(&self, client: &mut Client, query: &Query, name: &str) -> Result<Rows, Error> {
+        match self.prepared(query, name) {
+            Some((prepare, execute)) => {
+                client.batch_execute(&prepare)?;
+                Rows::fetch(client, &execute)
+            }
+            None => Rows::fetch(client, &query.sql()),
+        }
     }
 }
 
@@ -211,21 +224,33 @@ fn judge(client: &mut Client, case: &Case, query: &Query) -> Verdict {
     let begin = |client: &mut Client| -> Result<(), Error> {
         client.batch_execute(
             "BEGIN ISOLATION LEVEL REPEATABLE READ; SET LOCAL search_path = fuzz, public; \
-             SET LOCAL statement_timeout = '120s'",
+             SET LOCAL statement_timeout = '3s'",
         )?;
         client.batch_execute(&case.settings.join("; "))
     };
-    let run = |client: &mut Client, setting: &str| {
+    let run = |client: &mut Client, setting: &str, name: &str| {
         client.batch_execute(setting)?;
-        case.fetch(client, query)
+        case.fetch(client, query, name)
     };
-    let alone = begin(client).and_then(|()| run(client, OFF));
+    for name in ["alone", "forced"] {
+        if !case.parameters.is_empty() {
+            // A query that is not valid was not prepared.
+            let _ = client.batch_execute(&format!("DEALLOCATE {name}"));
+        }
+    }
+    let alone = begin(client).and_then(|()| run(client, OFF, "alone"));
+    if let Err(error) = &alone
+        && error.code() == Some(&SqlState::QUERY_CANCELED)
+    {
+        let _ = client.batch_execute("ROLLBACK");
+        return Verdict::TooLong;
+    }
     let forced = match &alone {
-        Ok(_) => run(client, &case.forced),
+        Ok(_) => run(client, &case.forced, "forced"),
         Err(_) => client
             .batch_execute("ROLLBACK")
             .and_then(|()| begin(client))
-            .and_then(|()| run(client, &case.forced)),
+            .and_then(|()| run(client, &case.forced, "forced")),
     };
     // After a lost connection there is nothing to roll back.
     let _ = client.batch_execute("ROLLBACK");

@@ -154,7 +154,7 @@ impl Schema {
             .map(|column| format!("{} {}", column.name, column.ty.sql()))
             .collect();
         definitions.insert(rng.usize(..definitions.len()), String::from("gone text"));
-        let rows = [0, 1, 40, 700, 3000][rng.usize(..5)].max(if number < 3 { 700 } else { 0 });
+        let rows = [0, 1, 40, 300, 1000][rng.usize(..5)].max(if number < 3 { 300 } else { 0 });
         let kind = rng.usize(..6);
         let partition = match kind {
             0 => " PARTITION BY HASH (id)",
