@@ -86,3 +86,40 @@ pub fn memory_used() -> Option<f64> {
     };
     Some(used)
 }
+
+/// What one process uses.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProcessUse {
+    pub cpu_ms: u64,
+    /// Resident memory that it does not share.
+    pub private_bytes: u64,
+}
+
+/// From /proc; None if the process has gone.
+pub fn process_use(pid: i32) -> Option<ProcessUse> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may contain anything; utime and stime are the 12th and 13th words
+    // after it (proc(5) counts them 14 and 15).
+    let words: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks: u64 = words.get(11)?.parse::<u64>().ok()? + words.get(12)?.parse::<u64>().ok()?;
+    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let pages: Vec<u64> = statm
+        .split_whitespace()
+        .take(3)
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    let [_, resident, shared] = pages[..] else {
+        return None;
+    };
+    // SAFETY: reads constants of the system.
+    let (per_second, page_size) = unsafe {
+        (
+            libc::sysconf(libc::_SC_CLK_TCK),
+            libc::sysconf(libc::_SC_PAGESIZE),
+        )
+    };
+    Some(ProcessUse {
+        cpu_ms: ticks * 1000 / per_second.max(1) as u64,
+        private_bytes: resident.saturating_sub(shared) * page_size.max(0) as u64,
+    })
+}

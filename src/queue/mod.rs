@@ -10,7 +10,7 @@
 //! or of a transaction that has written or locked something, never waits.
 
 mod frames;
-mod groups;
+pub mod groups;
 mod hands;
 mod holders;
 mod hooks;
@@ -27,6 +27,7 @@ mod wait;
 pub fn init() {
     shared::init();
     holders::init();
+    groups::init();
     hooks::init();
 }
 

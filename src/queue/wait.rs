@@ -7,7 +7,7 @@
 use super::holders::{self, What};
 use super::need::Need;
 use super::settings::{self, BlockedAction, Scope};
-use super::shared::{self, Details, View};
+use super::shared::{self, Details, ProcessUse, View};
 use super::{groups, hands, measure, overload, snapshot};
 use crate::error::raise;
 use parallel_replicas_core::queue::{Admitted, Kind, Request, State};
@@ -42,6 +42,11 @@ pub unsafe fn acquire(
         group: groups::number(),
     };
     let details = details(need);
+    let own_use = if request.group > 0 {
+        own_use()
+    } else {
+        ProcessUse::default()
+    };
     overload::measure_if_due();
     holders::add(what, slots);
     if settings::scope() == Scope::Transaction {
@@ -51,6 +56,11 @@ pub unsafe fn acquire(
     let state = shared::locked(|view| {
         view.refresh_limits();
         view.details[index] = details;
+        if request.group > 0
+            && let Some(process) = view.processes.get_mut(details.process_number as usize)
+        {
+            *process = own_use;
+        }
         view.queue.enqueue(index, request, measure::now_ms());
         view.schedule();
         view.queue.state(index)
@@ -103,6 +113,16 @@ fn details(need: Need) -> Details {
             processes: need.processes,
             statement_timeout_ms: pg_sys::StatementTimeout,
         }
+    }
+}
+
+/// What this backend had used before the statement, which its group does not answer for.
+fn own_use() -> ProcessUse {
+    // SAFETY: plain global.
+    let pid = unsafe { pg_sys::MyProcPid };
+    ProcessUse {
+        pid,
+        cpu_ms: measure::process_use(pid).unwrap_or_default().cpu_ms,
     }
 }
 

@@ -727,3 +727,144 @@ fn explain_shows_the_slots() {
     assert!(!none.contains("Queue"), "{none}");
     server.is_empty();
 }
+
+#[test]
+fn resource_groups() {
+    let mut server = Server::start(&[
+        ("parallel_replicas.query_queue_cores", "16"),
+        ("parallel_replicas.enable_group_level_query_queue", "on"),
+        ("parallel_replicas.report_resource_usage_interval_ms", "100"),
+    ]);
+    let mut superuser = server.cluster.connect(PRIMARY);
+    superuser
+        .batch_execute(
+            "SELECT parallel_replicas.create_resource_group('one', 1);
+             SELECT parallel_replicas.create_resource_group('two', 2);
+             CREATE ROLE app2 LOGIN IN ROLE app;
+             ALTER ROLE app SET parallel_replicas.resource_group = 'one'",
+        )
+        .unwrap();
+    let state = |superuser: &mut Client| {
+        text(
+            superuser,
+            "SELECT string_agg(concat_ws(' ', name, concurrency_limit, running, pending), ', '
+                               ORDER BY name)
+               FROM parallel_replicas.resource_groups",
+        )
+    };
+    // The group holds its own up, and nobody else.
+    let holder = server.holder();
+    let waiter = server.waiting(server.app(), "SELECT count(*) FROM t");
+    assert_eq!(state(&mut superuser), "one 1 1 1, two 2 0 0");
+    let reason = text(
+        &mut superuser,
+        "SELECT resource_group || ' ' || blocked_reason
+           FROM parallel_replicas.running_queries WHERE state = 'PENDING'",
+    );
+    assert_eq!(reason, "one group_limit");
+    let mut other = server.cluster.connect_as(PRIMARY, "app2");
+    assert_eq!(text(&mut other, "SELECT count(*)::text FROM t"), "1000");
+    // Rolled back, a change is none; committed, it is for those who wait too.
+    superuser
+        .batch_execute(
+            "BEGIN; SELECT parallel_replicas.alter_resource_group('one', 5); ROLLBACK;
+             BEGIN; SAVEPOINT s; SELECT parallel_replicas.drop_resource_group('one');
+             ROLLBACK TO s; COMMIT",
+        )
+        .unwrap();
+    assert_eq!(server.gauge("pending"), 1);
+    superuser
+        .batch_execute("SELECT parallel_replicas.alter_resource_group('one', 2)")
+        .unwrap();
+    assert_eq!(value(waiter), "1000");
+    superuser
+        .batch_execute("SELECT parallel_replicas.alter_resource_group('one', 1)")
+        .unwrap();
+    // Dropped while somebody waits.
+    let waiter = server.waiting(server.app(), "SELECT count(*) FROM t");
+    superuser
+        .batch_execute("SELECT parallel_replicas.drop_resource_group('one')")
+        .unwrap();
+    assert_eq!(value(waiter), "1000");
+    drop(holder);
+    server.is_empty();
+    // A name that no group has limits nobody; a group made later does.
+    let holder = server.holder();
+    assert_eq!(
+        text(&mut server.app(), "SELECT count(*)::text FROM t"),
+        "1000"
+    );
+    drop(holder);
+    superuser
+        .batch_execute("SELECT parallel_replicas.create_resource_group('one', 0, 0.2)")
+        .unwrap();
+    // CPU: while one of the group computes, another one waits.
+    let mut busy = server.app();
+    let token = busy.cancel_token();
+    let computing = thread::spawn(move || {
+        busy.simple_query("SELECT count(*) FROM t a, t b, t c, t d")
+            .map(|_| String::new())
+    });
+    server.wait_gauge("running", 1);
+    let waits = |superuser: &mut Client| {
+        text(
+            superuser,
+            "SELECT coalesce(max(cpu_cores), 0)::text FROM parallel_replicas.resource_groups",
+        )
+        .parse::<f64>()
+        .expect("a number")
+    };
+    wait_until(SOON, "the group is seen to compute", || {
+        let mut client = server.app();
+        client
+            .batch_execute("SET statement_timeout = '1s'")
+            .unwrap();
+        client.simple_query("SELECT count(*) FROM t").is_err() && waits(&mut superuser) >= 0.2
+    });
+    let waiter = server.waiting(server.app(), "SELECT count(*) FROM t");
+    token.cancel_query(NoTls).unwrap();
+    assert_eq!(error(computing.join().unwrap()).code().code(), "57014");
+    assert_eq!(value(waiter), "1000");
+    server.is_empty();
+    // Errors.
+    let mut refuse = |query: &str| {
+        let failed = superuser.batch_execute(query).map(|()| String::new());
+        error(failed).code().code().to_owned()
+    };
+    let long = format!(
+        "SELECT parallel_replicas.create_resource_group('{}')",
+        "x".repeat(64)
+    );
+    assert_eq!(refuse(&long), "42602");
+    assert_eq!(
+        refuse("SELECT parallel_replicas.create_resource_group('two')"),
+        "42710"
+    );
+    assert_eq!(
+        refuse("SELECT parallel_replicas.alter_resource_group('three')"),
+        "42704"
+    );
+    assert_eq!(
+        refuse("SELECT parallel_replicas.drop_resource_group('three')"),
+        "42704"
+    );
+    assert_eq!(
+        refuse("SELECT parallel_replicas.create_resource_group('four', -1)"),
+        "23514"
+    );
+    let denied = server
+        .app()
+        .batch_execute("SELECT parallel_replicas.drop_resource_group('two')")
+        .map(|()| String::new());
+    assert_eq!(error(denied).code().code(), "42501");
+    // Definitions outlive a restart.
+    drop(superuser);
+    drop(other);
+    server
+        .cluster
+        .restart(PRIMARY, parallel_replicas_tests::StopMode::Fast);
+    let holder = server.holder();
+    let mut superuser = server.cluster.connect(PRIMARY);
+    assert_eq!(state(&mut superuser), "one 0 1 0, two 2 0 0");
+    drop(holder);
+}
