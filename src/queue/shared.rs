@@ -32,6 +32,8 @@ pub struct Details {
     pub cost: f64,
     /// Processes that the plan would use at most.
     pub processes: u32,
+    /// Processes that count towards the driver marks; 0 while the marks are off.
+    pub drivers: u32,
     /// statement_timeout as it was, in milliseconds; 0: none.
     pub statement_timeout_ms: i32,
 }

@@ -111,6 +111,7 @@ fn details(need: Need) -> Details {
             enqueued_at: pg_sys::GetCurrentTimestamp(),
             cost: need.cost,
             processes: need.processes,
+            drivers: 0,
             statement_timeout_ms: pg_sys::StatementTimeout,
         }
     }
