@@ -27,6 +27,8 @@ static mut PREVIOUS_EXPLAIN: pg_sys::ExplainOneQuery_hook_type = None;
 thread_local! {
     /// Slots of the statement that EXPLAIN is showing.
     static EXPLAINED_SLOTS: Cell<Option<u32>> = const { Cell::new(None) };
+    /// How long it waited, in milliseconds.
+    static EXPLAINED_WAIT: Cell<u64> = const { Cell::new(0) };
     /// Its processes, wanted and granted, if they were cut.
     static EXPLAINED_CUT: Cell<Option<(u32, u32)>> = const { Cell::new(None) };
 }
@@ -128,14 +130,15 @@ unsafe fn admit_query(query: *mut pg_sys::QueryDesc, eflags: c_int) {
             EXPLAINED_SLOTS.set(Some(need::of(statement).slots()));
             return;
         }
-        if !may_queue() || need::cost(statement) < settings::min_cost() {
+        if need::cost(statement) < settings::min_cost() || !may_queue() {
             return;
         }
         let need = need::of(statement);
         if explained {
             EXPLAINED_SLOTS.set(Some(need.slots()));
         }
-        wait::acquire(What::Query(query), kind, need, statement, query);
+        let waited = wait::acquire(What::Query(query), kind, need, statement, query);
+        EXPLAINED_WAIT.set(waited);
         if kind == Kind::Select {
             EXPLAINED_CUT.set(drivers::adjust(query));
         }
@@ -303,6 +306,7 @@ unsafe extern "C-unwind" fn explain_one_query(
 ) {
     EXPLAINED_SLOTS.set(None);
     EXPLAINED_CUT.set(None);
+    EXPLAINED_WAIT.set(0);
     // SAFETY: PostgreSQL's own arguments. The planner's hook is always there before this one.
     unsafe {
         if let Some(previous) = PREVIOUS_EXPLAIN {
@@ -326,10 +330,15 @@ unsafe extern "C-unwind" fn explain_one_query(
                 .map_or_else(String::new, |(wanted, granted)| {
                     format!(", processes {granted} of {wanted}")
                 });
-            let text = format!("slots {slots}{cut}\0");
+            let wait = match EXPLAINED_WAIT.get() {
+                0 => String::new(),
+                waited => format!(", waited {waited} ms"),
+            };
+            let text = format!("slots {slots}{cut}{wait}\0");
             pg_sys::ExplainPropertyText(c"Queue".as_ptr(), text.as_ptr().cast(), es);
         } else {
             integer(c"Queue Slots", slots, es);
+            integer(c"Queue Wait", EXPLAINED_WAIT.get() as u32, es);
             if let Some((wanted, granted)) = EXPLAINED_CUT.take() {
                 integer(c"Queue Processes Wanted", wanted, es);
                 integer(c"Queue Processes Granted", granted, es);

@@ -20,7 +20,8 @@ const NOTICE_AFTER_MS: u64 = 5000;
 /// A waiter looks at the queue at least so often.
 const LOOK_INTERVAL_MS: u64 = 1000;
 
-/// Gets slots for a statement, after waiting if need be. Raises if it cannot have them.
+/// Gets slots for a statement, after waiting if need be: so many milliseconds. Raises if it cannot
+/// have them.
 ///
 /// # Safety
 /// `statement` is null (a utility statement) or valid; `query` is null or about to start.
@@ -30,11 +31,11 @@ pub unsafe fn acquire(
     need: Need,
     statement: *const pg_sys::PlannedStmt,
     query: *mut pg_sys::QueryDesc,
-) {
+) -> u64 {
     let slots = need.slots();
     if !holders::is_empty() {
         join(what, slots);
-        return;
+        return 0;
     }
     let request = Request {
         kind,
@@ -66,19 +67,20 @@ pub unsafe fn acquire(
         view.queue.state(index)
     });
     if state == State::Running {
-        return;
+        return 0;
     }
     // SAFETY: as the caller says.
     if unsafe { hands::are_full(statement) } {
         admit_over(Admitted::InTransaction);
-        return;
+        return 0;
     }
     reject_if_full();
     // SAFETY: as the caller says; an error leaves the query without a snapshot, and nobody will look.
     unsafe {
         let snapshot = snapshot::put_down(query);
-        wait(slots);
+        let waited_ms = wait(slots);
         snapshot::take_up(snapshot);
+        waited_ms
     }
 }
 
@@ -127,8 +129,8 @@ fn own_use() -> ProcessUse {
     }
 }
 
-/// Waits until the request is granted.
-fn wait(slots: u32) {
+/// Waits until the request is granted: so many milliseconds.
+fn wait(slots: u32) -> u64 {
     let began = measure::now_ms();
     // SAFETY: a plain setting.
     let watch_interval = unsafe { pg_sys::DeadlockTimeout.max(1) as u64 };
@@ -172,7 +174,9 @@ fn wait(slots: u32) {
         let until = until.into_iter().flatten().min().unwrap_or(now);
         sleep(until.saturating_sub(now).max(1));
     }
-    log(slots, measure::now_ms() - began);
+    let waited_ms = measure::now_ms() - began;
+    log(slots, waited_ms);
+    waited_ms
 }
 
 fn sleep(timeout_ms: u64) {
