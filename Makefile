@@ -1,7 +1,7 @@
 # `make demo` shows the extension at work; `make test` runs everything that must pass.
 # Each target is a script of its own in scripts/, which says what it does and why.
 
-.PHONY: help setup install demo lint test test-regress fuzz-queries bench-overhead bench-local
+.PHONY: help setup install demo lint test test-regress fuzz-queries bench-overhead bench-local bench-queue soak-queue
 
 help:
 	@echo "make setup    install what building and testing need (Debian 12 packages, cargo-pgrx)"
@@ -11,6 +11,8 @@ help:
 	@echo "make lint     formatting and clippy"
 	@echo "make bench-overhead, make bench-local"
 	@echo "              what the extension costs where it cannot help; see docs/benchmarks.md"
+	@echo "make bench-queue, make soak-queue"
+	@echo "              the query queue under load; see docs/query-queue.md"
 	@echo "make test     setup, lint, all tests; ends with 'N passed, N failed'"
 	@echo "make test-regress"
 	@echo "              PostgreSQL's own regression and isolation suites with everything shipped"
@@ -40,3 +42,6 @@ fuzz-queries: install
 
 bench-overhead bench-local: install
 	@scripts/bench.sh $(@:bench-%=%)
+
+bench-queue soak-queue: install
+	@scripts/queue.sh $(@:%-queue=%)

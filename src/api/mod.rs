@@ -24,6 +24,8 @@ pgrx::extension_sql_file!(
     requires = [
         queue::get_running_queries,
         queue::get_query_queue,
-        queue::get_query_queue_classes
+        queue::get_query_queue_classes,
+        queue::get_resource_groups,
+        queue::resource_group_changed
     ]
 );

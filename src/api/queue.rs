@@ -1,6 +1,6 @@
 //! The query queue's views.
 
-use crate::queue::status;
+use crate::queue::{groups, status};
 use parallel_replicas_core::queue::{Admitted, Blocked, State};
 use pgrx::iter::TableIterator;
 use pgrx::prelude::TimestampWithTimeZone;
@@ -73,7 +73,7 @@ fn get_running_queries() -> TableIterator<
                 details.pid,
                 pg_sys::Oid::from(details.user),
                 pg_sys::Oid::from(details.database),
-                crate::queue::status::group_name(entry.group),
+                groups::name_of(entry.group),
                 time(details.statement_start),
                 (timeout > 0)
                     .then(|| time(details.enqueued_at + timeout * 1_000_000))
@@ -228,4 +228,61 @@ fn get_query_queue_classes() -> TableIterator<
         })
         .collect();
     TableIterator::new(rows)
+}
+
+/// What the resource groups of this database use and did since the server started. Raises 55000
+/// without preload.
+#[pg_extern(volatile, strict, parallel_restricted)]
+#[allow(clippy::type_complexity)]
+fn get_resource_groups() -> TableIterator<
+    'static,
+    (
+        name!(name, String),
+        name!(running, i32),
+        name!(pending, i32),
+        name!(total, i64),
+        name!(timeouts, i64),
+        name!(cpu_cores, f64),
+        name!(mem_bytes, i64),
+        name!(overloaded, bool),
+    ),
+> {
+    require_preload();
+    let rows: Vec<_> = groups::uses()
+        .into_iter()
+        .map(|used| {
+            (
+                used.name,
+                used.group.running as i32,
+                used.group.pending as i32,
+                used.group.total as i64,
+                used.group.timeouts as i64,
+                used.cpu_cores,
+                used.mem_bytes as i64,
+                used.group.overloaded,
+            )
+        })
+        .collect();
+    TableIterator::new(rows)
+}
+
+/// Tells the queue that this transaction has written or deleted the definition. Raises 42602 for a
+/// name that is empty or longer than 63 bytes, 54000 if there are too many groups, and 55000 without
+/// preload.
+#[pg_extern(volatile, strict, parallel_unsafe)]
+fn resource_group_changed(
+    name: &str,
+    concurrency_limit: i32,
+    max_cpu_cores: f64,
+    mem_used_pct_limit: f64,
+    dropped: bool,
+) {
+    require_preload();
+    let definition = groups::Definition {
+        name: groups::checked_name(name),
+        concurrency: concurrency_limit.max(0) as u32,
+        max_cpu_cores,
+        mem_used_pct_limit,
+    };
+    groups::change(definition, dropped);
 }

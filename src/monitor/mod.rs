@@ -13,7 +13,7 @@
 //! signals are blocked. They report over a bounded channel; the main thread does the rest.
 
 mod launcher;
-mod machine;
+pub mod machine;
 mod prober;
 mod worker;
 

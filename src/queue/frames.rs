@@ -4,6 +4,7 @@
 //! the leaving, so frames say themselves when they are dead: all frames belong to one message of the
 //! client, told by its start time, and those entered inside a subtransaction die with it.
 
+use crate::pg::statement::{message_start, nest_level};
 use pgrx::pg_sys;
 use std::cell::RefCell;
 
@@ -32,16 +33,10 @@ thread_local! {
     static FRAMES: RefCell<Vec<Entered>> = const { RefCell::new(Vec::new()) };
 }
 
-fn message() -> pg_sys::TimestampTz {
-    // SAFETY: reads this backend's transaction state.
-    unsafe { pg_sys::GetCurrentStatementStartTimestamp() }
-}
-
 /// Enters a frame; the result is for [`leave`].
 pub fn enter(frame: Frame) -> usize {
-    let message = message();
-    // SAFETY: as above.
-    let nest_level = unsafe { pg_sys::GetCurrentTransactionNestLevel() };
+    let message = message_start();
+    let nest_level = nest_level();
     FRAMES.with_borrow_mut(|frames| {
         if frames.first().is_some_and(|first| first.message != message) {
             frames.clear();
@@ -62,8 +57,7 @@ pub fn leave(position: usize) {
 
 /// The present subtransaction is aborting.
 pub fn abort_subtransaction() {
-    // SAFETY: as above.
-    let nest_level = unsafe { pg_sys::GetCurrentTransactionNestLevel() };
+    let nest_level = nest_level();
     FRAMES.with_borrow_mut(|frames| {
         if let Some(dead) = frames
             .iter()
@@ -88,7 +82,7 @@ pub enum Standing {
 /// # Safety
 /// `statement` is a valid planned statement.
 pub unsafe fn standing(statement: *const pg_sys::PlannedStmt) -> Standing {
-    let message = message();
+    let message = message_start();
     FRAMES.with_borrow(|frames| {
         let live = match frames.first() {
             Some(first) if first.message == message => frames.as_slice(),

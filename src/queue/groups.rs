@@ -1,6 +1,432 @@
 //! Resource groups.
+//!
+//! Definitions are rows of `parallel_replicas.resource_group`, so they are dumped and replicated.
+//! Limits and use are in shared memory, in a place that is taken when somebody first uses the group,
+//! or when its definition is committed. A group belongs to its database.
+//!
+//! Whoever defines bumps a version when the definition has been committed; whoever reads a definition
+//! and finds another version afterwards reads again, so no place keeps an old one.
 
-/// Number of the session's group plus 1; 0: none.
+use super::shared::{self, GROUPS_MAX, GroupDetails, View};
+use super::{measure, settings};
+use crate::error::raise;
+use parallel_replicas_core::queue::Group;
+use pgrx::{PgSqlErrorCode, pg_sys};
+use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, c_void};
+
+const NAME_SIZE: usize = pg_sys::NAMEDATALEN as usize;
+
+/// A group's name, padded with zeroes.
+pub type Name = [u8; NAME_SIZE];
+
+/// A group as it is defined.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Definition {
+    pub name: Name,
+    /// 0: no limit, as for the others.
+    pub concurrency: u32,
+    pub max_cpu_cores: f64,
+    pub mem_used_pct_limit: f64,
+}
+
+/// What a transaction has done to a definition.
+#[derive(Clone, Copy)]
+struct Change {
+    subtransaction: pg_sys::SubTransactionId,
+    definition: Definition,
+    dropped: bool,
+}
+
+thread_local! {
+    static CHANGES: RefCell<Vec<Change>> = const { RefCell::new(Vec::new()) };
+    /// The name that was looked for in vain, and the definitions' version then.
+    static MISSING: Cell<Option<(Name, u64)>> = const { Cell::new(None) };
+}
+
+/// Installs the callbacks. Once, from the library's initialisation.
+pub fn init() {
+    // SAFETY: single-threaded start of the server; the functions live as long as the process.
+    unsafe {
+        pg_sys::RegisterXactCallback(Some(transaction_event), std::ptr::null_mut());
+        pg_sys::RegisterSubXactCallback(Some(subtransaction_event), std::ptr::null_mut());
+    }
+}
+
+/// None if it is too long for a name.
+pub fn name(text: &[u8]) -> Option<Name> {
+    let mut name = [0; NAME_SIZE];
+    (text.len() < NAME_SIZE && !text.is_empty()).then(|| {
+        name[..text.len()].copy_from_slice(text);
+        name
+    })
+}
+
+/// As text.
+pub fn text(name: &Name) -> String {
+    let end = name.iter().position(|byte| *byte == 0).unwrap_or(NAME_SIZE);
+    String::from_utf8_lossy(&name[..end]).into_owned()
+}
+
+fn own_database() -> u32 {
+    // SAFETY: plain global.
+    unsafe { pg_sys::MyDatabaseId.to_u32() }
+}
+
+/// The session's group: its number plus 1, or 0 if it has none.
 pub fn number() -> u32 {
-    0
+    let Some(name) = settings::group().and_then(|text| name(text.as_bytes())) else {
+        return 0;
+    };
+    loop {
+        let (found, version) =
+            shared::locked(|view| (find(view, own_database(), &name), *view.groups_version));
+        if let Some(index) = found {
+            return index as u32 + 1;
+        }
+        if MISSING.get() == Some((name, version)) {
+            return 0;
+        }
+        let Some(definition) = read(&name) else {
+            MISSING.set(Some((name, version)));
+            return 0;
+        };
+        let placed = shared::locked(|view| {
+            (*view.groups_version == version).then(|| place(view, own_database(), &definition))
+        });
+        if let Some(index) = placed {
+            return index.map_or(0, |index| index as u32 + 1);
+        }
+    }
+}
+
+fn find(view: &View<'_>, database: u32, name: &Name) -> Option<usize> {
+    view.group_details
+        .iter()
+        .position(|group| group.database == database && group.name == *name && !group.dropped)
+}
+
+/// The place of a definition: the one that it has, or a free one. None if there is none.
+fn place(view: &mut View<'_>, database: u32, definition: &Definition) -> Option<usize> {
+    let index = view
+        .group_details
+        .iter()
+        .position(|group| group.database == database && group.name == definition.name)
+        .or_else(|| free_place(view))?;
+    if view.group_details[index].name != definition.name
+        || view.group_details[index].database != database
+    {
+        view.queue.groups[index] = Group::default();
+        view.group_details[index] = GroupDetails {
+            database,
+            name: definition.name,
+            max_cpu_cores: 0.0,
+            mem_used_pct_limit: 0.0,
+            dropped: false,
+            cpu_cores: 0.0,
+            mem_bytes: 0,
+        };
+    }
+    let details = &mut view.group_details[index];
+    details.dropped = false;
+    details.max_cpu_cores = definition.max_cpu_cores;
+    details.mem_used_pct_limit = definition.mem_used_pct_limit;
+    view.queue.groups[index].concurrency = definition.concurrency;
+    if definition.max_cpu_cores == 0.0 && definition.mem_used_pct_limit == 0.0 {
+        view.queue.groups[index].overloaded = false;
+    }
+    Some(index)
+}
+
+fn free_place(view: &View<'_>) -> Option<usize> {
+    (0..GROUPS_MAX).find(|index| {
+        let (details, group) = (&view.group_details[*index], &view.queue.groups[*index]);
+        details.database == 0 || (details.dropped && group.running == 0 && group.pending == 0)
+    })
+}
+
+/// Reads a definition from the table; None if there is none, or no extension in this database.
+fn read(name: &Name) -> Option<Definition> {
+    // SAFETY: catalog look-ups in a transaction; the table is the extension's own, whose columns are
+    // (name, integer, double precision, double precision), none of them null. The newest snapshot is
+    // used, whatever the transaction's is.
+    unsafe {
+        let schema = pg_sys::get_namespace_oid(c"parallel_replicas".as_ptr(), true);
+        let table = pg_sys::get_relname_relid(c"resource_group".as_ptr(), schema);
+        if schema == pg_sys::InvalidOid || table == pg_sys::InvalidOid {
+            return None;
+        }
+        let lock = pg_sys::AccessShareLock as i32;
+        let relation = pg_sys::table_open(table, lock);
+        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+        let scan = pg_sys::systable_beginscan(
+            relation,
+            pg_sys::InvalidOid,
+            false,
+            snapshot,
+            0,
+            std::ptr::null_mut(),
+        );
+        let mut found = None;
+        loop {
+            let tuple = pg_sys::systable_getnext(scan);
+            if tuple.is_null() || found.is_some() {
+                break;
+            }
+            let mut values = [pg_sys::Datum::null(); 4];
+            let mut nulls = [false; 4];
+            pg_sys::heap_deform_tuple(
+                tuple,
+                (*relation).rd_att,
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+            );
+            let text = CStr::from_ptr(
+                (*values[0].cast_mut_ptr::<pg_sys::nameData>())
+                    .data
+                    .as_ptr(),
+            );
+            if nulls == [false; 4] && self::name(text.to_bytes()) == Some(*name) {
+                found = Some(Definition {
+                    name: *name,
+                    concurrency: (values[1].value() as i32).max(0) as u32,
+                    max_cpu_cores: f64::from_bits(values[2].value() as u64),
+                    mem_used_pct_limit: f64::from_bits(values[3].value() as u64),
+                });
+            }
+        }
+        pg_sys::systable_endscan(scan);
+        pg_sys::UnregisterSnapshot(snapshot);
+        pg_sys::table_close(relation, lock);
+        found
+    }
+}
+
+/// The transaction has written or deleted a definition; it takes effect at its commit.
+pub fn change(definition: Definition, dropped: bool) {
+    let room = shared::locked(|view| {
+        find(view, own_database(), &definition.name).is_some() || free_place(view).is_some()
+    });
+    if !room && !dropped {
+        raise(
+            PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+            "too many resource groups",
+            &format!("All databases together may have {GROUPS_MAX}."),
+            "Drop groups that nobody needs.",
+        );
+    }
+    // SAFETY: reads this backend's transaction state.
+    let subtransaction = unsafe { pg_sys::GetCurrentSubTransactionId() };
+    CHANGES.with_borrow_mut(|changes| {
+        changes.push(Change {
+            subtransaction,
+            definition,
+            dropped,
+        });
+    });
+}
+
+fn apply(view: &mut View<'_>, change: &Change) {
+    let database = own_database();
+    if !change.dropped {
+        place(view, database, &change.definition);
+    } else if let Some(index) = find(view, database, &change.definition.name) {
+        // Whoever runs or waits in it is counted until it ends, and not limited any more.
+        view.group_details[index].dropped = true;
+        view.queue.groups[index].concurrency = 0;
+        view.queue.groups[index].overloaded = false;
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
+    use pg_sys::XactEvent::{XACT_EVENT_ABORT, XACT_EVENT_COMMIT, XACT_EVENT_PRE_PREPARE};
+    if event == XACT_EVENT_PRE_PREPARE && CHANGES.with_borrow(|changes| !changes.is_empty()) {
+        raise(
+            PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+            "cannot PREPARE a transaction that has changed resource groups",
+            "",
+            "Commit it instead.",
+        );
+    }
+    CHANGES.with_borrow_mut(|changes| {
+        if changes.is_empty() {
+            return;
+        }
+        match event {
+            XACT_EVENT_COMMIT => {
+                shared::locked(|view| {
+                    for change in changes.iter() {
+                        apply(view, change);
+                    }
+                    *view.groups_version += 1;
+                    view.schedule();
+                });
+                changes.clear();
+            }
+            XACT_EVENT_ABORT => changes.clear(),
+            _ => {}
+        }
+    });
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn subtransaction_event(
+    event: pg_sys::SubXactEvent::Type,
+    subtransaction: pg_sys::SubTransactionId,
+    parent: pg_sys::SubTransactionId,
+    _arg: *mut c_void,
+) {
+    use pg_sys::SubXactEvent::{SUBXACT_EVENT_ABORT_SUB, SUBXACT_EVENT_COMMIT_SUB};
+    CHANGES.with_borrow_mut(|changes| match event {
+        SUBXACT_EVENT_ABORT_SUB => {
+            changes.retain(|change| change.subtransaction != subtransaction);
+        }
+        SUBXACT_EVENT_COMMIT_SUB => {
+            for change in changes {
+                if change.subtransaction == subtransaction {
+                    change.subtransaction = parent;
+                }
+            }
+        }
+        _ => {}
+    });
+}
+
+/// What a group uses.
+pub struct Use {
+    pub name: String,
+    pub group: Group,
+    pub cpu_cores: f64,
+    pub mem_bytes: u64,
+}
+
+/// The groups of this database that somebody has used since the server started.
+pub fn uses() -> Vec<Use> {
+    let mut found: Vec<(Name, Group, f64, u64)> = Vec::with_capacity(GROUPS_MAX);
+    shared::locked(|view| {
+        for (details, group) in view.group_details.iter().zip(view.queue.groups.iter()) {
+            if details.database == own_database() && !details.dropped {
+                found.push((details.name, *group, details.cpu_cores, details.mem_bytes));
+            }
+        }
+    });
+    found
+        .into_iter()
+        .map(|(name, group, cpu_cores, mem_bytes)| Use {
+            name: text(&name),
+            group,
+            cpu_cores,
+            mem_bytes,
+        })
+        .collect()
+}
+
+/// Name of a group by its number plus 1.
+pub fn name_of(number: u32) -> Option<String> {
+    let index = number.checked_sub(1)? as usize;
+    let name = shared::locked(|view| view.group_details.get(index).map(|group| group.name))?;
+    Some(text(&name))
+}
+
+/// A group's limits on what it uses, which are measured while somebody waits.
+pub fn is_measured(view: &View<'_>) -> bool {
+    settings::is_by_group()
+        && view.group_details.iter().any(|group| {
+            group.database != 0
+                && !group.dropped
+                && (group.max_cpu_cores > 0.0 || group.mem_used_pct_limit > 0.0)
+        })
+}
+
+/// One process that works for a group.
+#[derive(Clone, Copy)]
+struct Process {
+    /// In the process array.
+    number: usize,
+    pid: i32,
+    group: usize,
+}
+
+/// Measures what each group's processes use: backends that hold slots, and their parallel workers.
+/// `elapsed_ms` is the time since the last measurement.
+pub fn measure_use(elapsed_ms: u64) {
+    let mut processes = Vec::with_capacity(shared::processes());
+    shared::locked(|view| collect(view, &mut processes));
+    let used: Vec<_> = processes
+        .iter()
+        .map(|process| {
+            let used = measure::process_use(process.pid).unwrap_or_default();
+            (*process, used)
+        })
+        .collect();
+    let memory = measure::capacity().memory.max(1) as f64;
+    shared::locked(|view| {
+        for index in 0..GROUPS_MAX {
+            let (mut cpu_ms, mut bytes) = (0, 0);
+            for (process, used) in used.iter().filter(|(process, _)| process.group == index) {
+                let last = &mut view.processes[process.number];
+                let before = if last.pid == process.pid {
+                    last.cpu_ms
+                } else {
+                    0
+                };
+                cpu_ms += used.cpu_ms.saturating_sub(before);
+                bytes += used.private_bytes;
+                *last = shared::ProcessUse {
+                    pid: process.pid,
+                    cpu_ms: used.cpu_ms,
+                };
+            }
+            let details = &mut view.group_details[index];
+            details.cpu_cores = cpu_ms as f64 / elapsed_ms.max(1) as f64;
+            details.mem_bytes = bytes;
+            view.queue.groups[index].overloaded = !details.dropped
+                && ((details.max_cpu_cores > 0.0 && details.cpu_cores >= details.max_cpu_cores)
+                    || (details.mem_used_pct_limit > 0.0
+                        && bytes as f64 / memory >= details.mem_used_pct_limit));
+        }
+    });
+}
+
+/// Running backends with a group, and their parallel workers. Reads other processes' entries of the
+/// process array without a lock, as statistics do: a wrong process costs a wrong measurement.
+fn collect(view: &View<'_>, processes: &mut Vec<Process>) {
+    use parallel_replicas_core::queue::State;
+    for (entry, details) in view.queue.entries.iter().zip(view.details.iter()) {
+        if entry.state != State::Running || entry.group == 0 {
+            continue;
+        }
+        // SAFETY: the process array is there for good; plain loads of numbers and of a pointer that
+        // is compared only.
+        unsafe {
+            let all = (*pg_sys::ProcGlobal).allProcs;
+            let leader = all.add(details.process_number as usize);
+            for number in 0..shared::processes() {
+                let process = all.add(number);
+                let works = process == leader
+                    || std::ptr::read_volatile(&raw const (*process).lockGroupLeader) == leader;
+                let pid = std::ptr::read_volatile(&raw const (*process).pid);
+                if works && pid != 0 && processes.len() < processes.capacity() {
+                    processes.push(Process {
+                        number,
+                        pid,
+                        group: entry.group as usize - 1,
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// A name as SQL functions get it; raises if it is empty or too long.
+pub fn checked_name(text: &str) -> Name {
+    name(text.as_bytes()).unwrap_or_else(|| {
+        raise(
+            PgSqlErrorCode::ERRCODE_INVALID_NAME,
+            "invalid name of a resource group",
+            "A name has 1 to 63 bytes.",
+            "",
+        )
+    })
 }

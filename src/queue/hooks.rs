@@ -8,13 +8,13 @@
 use super::frames::{self, Frame, Standing};
 use super::holders::{self, What};
 use super::need::{self, Need};
-use super::{settings, wait};
+use super::{drivers, settings, wait};
 use crate::pg::ffi;
 use crate::pg::statement;
 use parallel_replicas_core::queue::Kind;
 use pgrx::pg_sys;
 use std::cell::Cell;
-use std::ffi::{c_char, c_int};
+use std::ffi::{CStr, c_char, c_int};
 
 static mut PREVIOUS_PLANNER: pg_sys::planner_hook_type = None;
 static mut PREVIOUS_START: pg_sys::ExecutorStart_hook_type = None;
@@ -27,6 +27,10 @@ static mut PREVIOUS_EXPLAIN: pg_sys::ExplainOneQuery_hook_type = None;
 thread_local! {
     /// Slots of the statement that EXPLAIN is showing.
     static EXPLAINED_SLOTS: Cell<Option<u32>> = const { Cell::new(None) };
+    /// How long it waited, in milliseconds.
+    static EXPLAINED_WAIT: Cell<u64> = const { Cell::new(0) };
+    /// Its processes, wanted and granted, if they were cut.
+    static EXPLAINED_CUT: Cell<Option<(u32, u32)>> = const { Cell::new(None) };
 }
 
 /// Installs the hooks. Once, from the library's initialisation, after the planner's own.
@@ -126,14 +130,18 @@ unsafe fn admit_query(query: *mut pg_sys::QueryDesc, eflags: c_int) {
             EXPLAINED_SLOTS.set(Some(need::of(statement).slots()));
             return;
         }
-        if !may_queue() || need::cost(statement) < settings::min_cost() {
+        if need::cost(statement) < settings::min_cost() || !may_queue() {
             return;
         }
         let need = need::of(statement);
         if explained {
             EXPLAINED_SLOTS.set(Some(need.slots()));
         }
-        wait::acquire(What::Query(query), kind, need, statement, query);
+        let waited = wait::acquire(What::Query(query), kind, need, statement, query);
+        EXPLAINED_WAIT.set(waited);
+        if kind == Kind::Select {
+            EXPLAINED_CUT.set(drivers::adjust(query));
+        }
     }
 }
 
@@ -183,6 +191,7 @@ unsafe extern "C-unwind" fn executor_end(query: *mut pg_sys::QueryDesc) {
 }
 
 #[pgrx::pg_guard]
+#[allow(clippy::too_many_arguments)]
 unsafe extern "C-unwind" fn process_utility(
     planned: *mut pg_sys::PlannedStmt,
     query_string: *const c_char,
@@ -296,6 +305,8 @@ unsafe extern "C-unwind" fn explain_one_query(
     environment: *mut pg_sys::QueryEnvironment,
 ) {
     EXPLAINED_SLOTS.set(None);
+    EXPLAINED_CUT.set(None);
+    EXPLAINED_WAIT.set(0);
     // SAFETY: PostgreSQL's own arguments. The planner's hook is always there before this one.
     unsafe {
         if let Some(previous) = PREVIOUS_EXPLAIN {
@@ -314,12 +325,34 @@ unsafe extern "C-unwind" fn explain_one_query(
         };
         pg_sys::ExplainOpenGroup(c"Query".as_ptr(), std::ptr::null(), true, es);
         if (*es).format == pg_sys::ExplainFormat::EXPLAIN_FORMAT_TEXT {
-            let text = format!("slots {slots}\0");
+            let cut = EXPLAINED_CUT
+                .take()
+                .map_or_else(String::new, |(wanted, granted)| {
+                    format!(", processes {granted} of {wanted}")
+                });
+            let wait = match EXPLAINED_WAIT.get() {
+                0 => String::new(),
+                waited => format!(", waited {waited} ms"),
+            };
+            let text = format!("slots {slots}{cut}{wait}\0");
             pg_sys::ExplainPropertyText(c"Queue".as_ptr(), text.as_ptr().cast(), es);
         } else {
-            let name = c"Queue Slots".as_ptr();
-            pg_sys::ExplainPropertyInteger(name, std::ptr::null(), i64::from(slots), es);
+            integer(c"Queue Slots", slots, es);
+            integer(c"Queue Wait", EXPLAINED_WAIT.get() as u32, es);
+            if let Some((wanted, granted)) = EXPLAINED_CUT.take() {
+                integer(c"Queue Processes Wanted", wanted, es);
+                integer(c"Queue Processes Granted", granted, es);
+            }
         }
         pg_sys::ExplainCloseGroup(c"Query".as_ptr(), std::ptr::null(), true, es);
+    }
+}
+
+/// # Safety
+/// `es` is the state of an EXPLAIN.
+unsafe fn integer(name: &CStr, value: u32, es: *mut pg_sys::ExplainState) {
+    // SAFETY: as the caller says.
+    unsafe {
+        pg_sys::ExplainPropertyInteger(name.as_ptr(), std::ptr::null(), i64::from(value), es);
     }
 }

@@ -1,5 +1,7 @@
 //! What this server has, and how much of it is in use.
 
+use crate::monitor::machine;
+use parallel_replicas_core::machine::load;
 use parallel_replicas_core::queue::capacity::Capacity;
 use std::fs;
 use std::sync::OnceLock;
@@ -12,7 +14,7 @@ pub fn capacity() -> Capacity {
     *CAPACITY.get_or_init(|| Capacity {
         servers: 1,
         cores: std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32),
-        memory: memory_limit(),
+        memory: memory().1,
     })
 }
 
@@ -25,28 +27,6 @@ pub fn now_ms() -> u64 {
     // SAFETY: a valid place; this clock always exists on Linux.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
-}
-
-/// Bytes; 0 if unknown.
-fn memory_limit() -> u64 {
-    let machine = meminfo("MemTotal:").unwrap_or(0);
-    control_group_number("memory.max").map_or(machine, |limit| limit.min(machine))
-}
-
-/// A line of /proc/meminfo, in bytes.
-fn meminfo(name: &str) -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    let kilobytes: u64 = line.split_whitespace().next()?.parse().ok()?;
-    Some(kilobytes * 1024)
-}
-
-/// A file of the server's control group (version 2) that holds one number.
-fn control_group_number(file: &str) -> Option<u64> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
-    let text = fs::read_to_string(format!("/sys/fs/cgroup{path}/{file}")).ok()?;
-    text.trim().parse().ok()
 }
 
 /// CPU time that the machine has spent since it started, in clock ticks.
@@ -74,15 +54,52 @@ pub fn cpu_ticks() -> Option<CpuTicks> {
     })
 }
 
+/// Bytes of memory in use, and what they can grow to; 0: not known.
+fn memory() -> (u64, u64) {
+    let now = machine::sample();
+    let load = load(&now, &now);
+    (load.memory_used, load.memory_limit)
+}
+
 /// Share of memory that is in use, 0 to 1.
 pub fn memory_used() -> Option<f64> {
-    let machine = meminfo("MemTotal:")? as f64;
-    let used = match (
-        control_group_number("memory.max"),
-        control_group_number("memory.current"),
-    ) {
-        (Some(limit), Some(current)) => current as f64 / (limit as f64).max(1.0),
-        _ => 1.0 - meminfo("MemAvailable:")? as f64 / machine.max(1.0),
+    let (used, limit) = memory();
+    (limit > 0).then(|| used as f64 / limit as f64)
+}
+
+/// What one process uses.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProcessUse {
+    pub cpu_ms: u64,
+    /// Resident memory that it does not share.
+    pub private_bytes: u64,
+}
+
+/// From /proc; None if the process has gone.
+pub fn process_use(pid: i32) -> Option<ProcessUse> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may contain anything; utime and stime are the 12th and 13th words
+    // after it (proc(5) counts them 14 and 15).
+    let words: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks: u64 = words.get(11)?.parse::<u64>().ok()? + words.get(12)?.parse::<u64>().ok()?;
+    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let pages: Vec<u64> = statm
+        .split_whitespace()
+        .take(3)
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    let [_, resident, shared] = pages[..] else {
+        return None;
     };
-    Some(used)
+    // SAFETY: reads constants of the system.
+    let (per_second, page_size) = unsafe {
+        (
+            libc::sysconf(libc::_SC_CLK_TCK),
+            libc::sysconf(libc::_SC_PAGESIZE),
+        )
+    };
+    Some(ProcessUse {
+        cpu_ms: ticks * 1000 / per_second.max(1) as u64,
+        private_bytes: resident.saturating_sub(shared) * page_size.max(0) as u64,
+    })
 }

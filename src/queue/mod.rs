@@ -3,14 +3,15 @@
 //! `core`'s queue decides who runs; here are the hooks where statements begin and end, the wait, and
 //! the shared memory. In the order of a statement: `hooks`, `frames` (is it the user's own?), `need`
 //! (what would it use?), `wait`, `holders` (until when?). `hands` keeps waiters out of deadlocks,
-//! `snapshot` keeps their results fresh, `overload` and `measure` look at the machine, `groups` are
+//! `snapshot` keeps their results fresh, `drivers` gives them fewer processes, `overload` and `measure` look at the machine, `groups` are
 //! resource groups.
 //!
 //! The rule over all: nobody waits with anything in hand. A statement that is part of another one,
 //! or of a transaction that has written or locked something, never waits.
 
+mod drivers;
 mod frames;
-mod groups;
+pub mod groups;
 mod hands;
 mod holders;
 mod hooks;
@@ -27,6 +28,7 @@ mod wait;
 pub fn init() {
     shared::init();
     holders::init();
+    groups::init();
     hooks::init();
 }
 

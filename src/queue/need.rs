@@ -137,7 +137,7 @@ impl Walk {
 ///
 /// # Safety
 /// `plan` is a valid plan.
-unsafe fn workers(plan: *mut pg_sys::Plan) -> u32 {
+pub unsafe fn workers(plan: *mut pg_sys::Plan) -> u32 {
     // SAFETY: the tag tells the node's type.
     unsafe {
         match (*plan).type_ {

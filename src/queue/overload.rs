@@ -1,41 +1,53 @@
-//! Version 1 of the queue: nothing is admitted while the server is above its memory or CPU limit.
+//! Measured load. Version 1 of the queue admits nothing while the server is above its memory or CPU
+//! limit; resource groups have limits of their own.
 //!
 //! There is no process of its own for measuring. Whoever asks for slots or waits for them measures
 //! when the last measurement is old; while nobody does, nobody needs one.
 
-use super::{measure, settings, shared};
+use super::{groups, measure, settings, shared};
 
 /// How often a waiter has to look.
 pub fn interval_ms() -> u64 {
-    if is_on() {
+    if is_on() || settings::is_by_group() {
         settings::usage_interval_ms()
     } else {
         u64::MAX
     }
 }
 
-fn is_on() -> bool {
+/// Are there limits on the server's load?
+pub fn is_on() -> bool {
     settings::load_limits() != (0.0, 0)
 }
 
 /// Measures, if there are limits and the last measurement is older than the interval.
 pub fn measure_if_due() {
-    if !is_on() {
+    if !is_on() && !settings::is_by_group() {
         return;
     }
     let now = measure::now_ms();
     let interval = settings::usage_interval_ms();
     let due = shared::locked(|view| {
-        let due = now >= view.usage.measured_ms + interval;
-        if due {
+        let by_group = groups::is_measured(view);
+        let elapsed = now.saturating_sub(view.usage.measured_ms);
+        ((is_on() || by_group) && elapsed >= interval).then(|| {
             // Nobody else then does the same.
             view.usage.measured_ms = now;
-        }
-        due
+            (elapsed, by_group)
+        })
     });
-    if !due {
+    let Some((elapsed, by_group)) = due else {
         return;
+    };
+    if by_group {
+        groups::measure_use(elapsed);
     }
+    if is_on() {
+        measure_server();
+    }
+}
+
+fn measure_server() {
     let ticks = measure::cpu_ticks().unwrap_or_default();
     let memory = measure::memory_used().unwrap_or(0.0);
     let (memory_limit, cpu_limit) = settings::load_limits();

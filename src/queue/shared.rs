@@ -7,7 +7,7 @@
 //!
 //! A backend's entry is the one of its backend id, so there is always one for everybody.
 
-use super::{measure, settings};
+use super::{measure, overload, settings};
 use parallel_replicas_core::queue::{Entry, Group, Header, Queue, State};
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -32,6 +32,8 @@ pub struct Details {
     pub cost: f64,
     /// Processes that the plan would use at most.
     pub processes: u32,
+    /// Processes that count towards the driver marks; 0 while the marks are off.
+    pub drivers: u32,
     /// statement_timeout as it was, in milliseconds; 0: none.
     pub statement_timeout_ms: i32,
 }
@@ -51,9 +53,14 @@ pub struct GroupDetails {
     /// Cores that it used at the last measurement.
     pub cpu_cores: f64,
     pub mem_bytes: u64,
-    /// CPU time of its processes at the last measurement, and when that was.
+}
+
+/// What a process that works for a group had used at the last measurement.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProcessUse {
+    pub pid: i32,
     pub cpu_ms: u64,
-    pub measured_ms: u64,
 }
 
 /// What was measured last, of the whole server.
@@ -73,6 +80,8 @@ struct Shared {
     settings_read_at: i64,
     header: Header,
     usage: Usage,
+    /// Counts committed changes of definitions.
+    groups_version: u64,
     groups: [Group; GROUPS_MAX],
     group_details: [GroupDetails; GROUPS_MAX],
 }
@@ -99,7 +108,15 @@ fn backends() -> usize {
 }
 
 fn size() -> usize {
-    size_of::<Shared>() + backends() * (size_of::<Entry>() + size_of::<Details>())
+    size_of::<Shared>()
+        + backends() * (size_of::<Entry>() + size_of::<Details>())
+        + processes() * size_of::<ProcessUse>()
+}
+
+/// Numbers of processes that can work on a query: backends and background workers come first in the
+/// process array, and count towards MaxBackends.
+pub fn processes() -> usize {
+    backends()
 }
 
 #[pgrx::pg_guard]
@@ -144,6 +161,8 @@ pub struct View<'a> {
     pub details: &'a mut [Details],
     pub group_details: &'a mut [GroupDetails],
     pub usage: &'a mut Usage,
+    pub groups_version: &'a mut u64,
+    pub processes: &'a mut [ProcessUse],
     settings_read_at: &'a mut i64,
 }
 
@@ -162,6 +181,7 @@ pub fn locked<R>(work: impl FnOnce(&mut View<'_>) -> R) -> R {
         pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
         let entries = shared.add(1).cast::<Entry>();
         let details = entries.add(backends()).cast::<Details>();
+        let process_uses = details.add(backends()).cast::<ProcessUse>();
         let mut view = View {
             queue: Queue {
                 header: &mut (*shared).header,
@@ -171,6 +191,8 @@ pub fn locked<R>(work: impl FnOnce(&mut View<'_>) -> R) -> R {
             details: std::slice::from_raw_parts_mut(details, backends()),
             group_details: &mut (*shared).group_details,
             usage: &mut (*shared).usage,
+            groups_version: &mut (*shared).groups_version,
+            processes: std::slice::from_raw_parts_mut(process_uses, processes()),
             settings_read_at: &mut (*shared).settings_read_at,
         };
         let result = work(&mut view);
@@ -181,6 +203,7 @@ pub fn locked<R>(work: impl FnOnce(&mut View<'_>) -> R) -> R {
 
 const _: () = assert!(align_of::<Shared>() >= align_of::<Entry>());
 const _: () = assert!(align_of::<Entry>() >= align_of::<Details>());
+const _: () = assert!(align_of::<Details>() >= align_of::<ProcessUse>());
 
 /// This backend's entry.
 pub fn own_index() -> usize {
@@ -199,7 +222,7 @@ impl View<'_> {
         if read_at > *self.settings_read_at {
             *self.settings_read_at = read_at;
             let mut limits = settings::limits();
-            limits.overloaded = self.queue.header.limits.overloaded;
+            limits.overloaded = self.queue.header.limits.overloaded && overload::is_on();
             self.queue.set_limits(limits);
         }
     }

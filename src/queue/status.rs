@@ -117,8 +117,3 @@ pub fn totals() -> Totals {
 pub fn pending_timeout_s() -> u64 {
     settings::pending_timeout_s()
 }
-
-/// Name of a group by its number plus 1.
-pub fn group_name(_number: u32) -> Option<String> {
-    None
-}

@@ -7,7 +7,7 @@
 use super::holders::{self, What};
 use super::need::Need;
 use super::settings::{self, BlockedAction, Scope};
-use super::shared::{self, Details, View};
+use super::shared::{self, Details, ProcessUse, View};
 use super::{groups, hands, measure, overload, snapshot};
 use crate::error::raise;
 use parallel_replicas_core::queue::{Admitted, Kind, Request, State};
@@ -20,7 +20,8 @@ const NOTICE_AFTER_MS: u64 = 5000;
 /// A waiter looks at the queue at least so often.
 const LOOK_INTERVAL_MS: u64 = 1000;
 
-/// Gets slots for a statement, after waiting if need be. Raises if it cannot have them.
+/// Gets slots for a statement, after waiting if need be: so many milliseconds. Raises if it cannot
+/// have them.
 ///
 /// # Safety
 /// `statement` is null (a utility statement) or valid; `query` is null or about to start.
@@ -30,11 +31,11 @@ pub unsafe fn acquire(
     need: Need,
     statement: *const pg_sys::PlannedStmt,
     query: *mut pg_sys::QueryDesc,
-) {
+) -> u64 {
     let slots = need.slots();
     if !holders::is_empty() {
         join(what, slots);
-        return;
+        return 0;
     }
     let request = Request {
         kind,
@@ -42,6 +43,11 @@ pub unsafe fn acquire(
         group: groups::number(),
     };
     let details = details(need);
+    let own_use = if request.group > 0 {
+        own_use()
+    } else {
+        ProcessUse::default()
+    };
     overload::measure_if_due();
     holders::add(what, slots);
     if settings::scope() == Scope::Transaction {
@@ -51,24 +57,30 @@ pub unsafe fn acquire(
     let state = shared::locked(|view| {
         view.refresh_limits();
         view.details[index] = details;
+        if request.group > 0
+            && let Some(process) = view.processes.get_mut(details.process_number as usize)
+        {
+            *process = own_use;
+        }
         view.queue.enqueue(index, request, measure::now_ms());
         view.schedule();
         view.queue.state(index)
     });
     if state == State::Running {
-        return;
+        return 0;
     }
     // SAFETY: as the caller says.
     if unsafe { hands::are_full(statement) } {
         admit_over(Admitted::InTransaction);
-        return;
+        return 0;
     }
     reject_if_full();
     // SAFETY: as the caller says; an error leaves the query without a snapshot, and nobody will look.
     unsafe {
         let snapshot = snapshot::put_down(query);
-        wait(slots);
+        let waited_ms = wait(slots);
         snapshot::take_up(snapshot);
+        waited_ms
     }
 }
 
@@ -101,13 +113,24 @@ fn details(need: Need) -> Details {
             enqueued_at: pg_sys::GetCurrentTimestamp(),
             cost: need.cost,
             processes: need.processes,
+            drivers: 0,
             statement_timeout_ms: pg_sys::StatementTimeout,
         }
     }
 }
 
-/// Waits until the request is granted.
-fn wait(slots: u32) {
+/// What this backend had used before the statement, which its group does not answer for.
+fn own_use() -> ProcessUse {
+    // SAFETY: plain global.
+    let pid = unsafe { pg_sys::MyProcPid };
+    ProcessUse {
+        pid,
+        cpu_ms: measure::process_use(pid).unwrap_or_default().cpu_ms,
+    }
+}
+
+/// Waits until the request is granted: so many milliseconds.
+fn wait(slots: u32) -> u64 {
     let began = measure::now_ms();
     // SAFETY: a plain setting.
     let watch_interval = unsafe { pg_sys::DeadlockTimeout.max(1) as u64 };
@@ -151,7 +174,9 @@ fn wait(slots: u32) {
         let until = until.into_iter().flatten().min().unwrap_or(now);
         sleep(until.saturating_sub(now).max(1));
     }
-    log(slots, measure::now_ms() - began);
+    let waited_ms = measure::now_ms() - began;
+    log(slots, waited_ms);
+    waited_ms
 }
 
 fn sleep(timeout_ms: u64) {

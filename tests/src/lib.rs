@@ -24,6 +24,7 @@ mod differential;
 pub mod fuzz;
 mod ports;
 mod proxy;
+pub mod queue_server;
 pub mod rogue;
 pub mod rogue_recorder;
 pub mod rows;

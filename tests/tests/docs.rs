@@ -38,7 +38,7 @@ fn the_page_of_reasons_is_complete() {
     assert_eq!(documented, expected);
 }
 
-/// Every setting is in README.md with its default, and nothing else is.
+/// Every setting is in README.md or docs/query-queue.md with its default, and nothing else is.
 #[test]
 fn the_readme_lists_the_settings_with_their_defaults() {
     let cluster = Cluster::builder().start();
@@ -56,6 +56,7 @@ fn the_readme_lists_the_settings_with_their_defaults() {
     actual.sort();
     let mut documented: Vec<(String, String)> = rows(&document("README.md"))
         .into_iter()
+        .chain(rows(&document("docs/query-queue.md")))
         .filter(|cells| cells.len() == 3 && cells[0].contains("parallel_replicas"))
         .map(|cells| {
             (

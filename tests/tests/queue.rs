@@ -1,164 +1,15 @@
 //! The query queue on a real server: who waits, who does not, and that every slot comes back.
-//!
-//! All tests run with one slot. A client that holds it does so with an open cursor, so that nothing
-//! here depends on how long a query takes.
 
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use parallel_replicas_tests::{Cluster, PRIMARY, SOON, text, wait_until};
-use postgres::error::DbError;
-use postgres::{Client, NoTls};
-
-/// A server whose role `app` queues for the only slot.
-struct Server {
-    cluster: Cluster,
-}
-
-type Answer = Result<String, postgres::Error>;
-
-impl Server {
-    #[track_caller]
-    fn start(settings: &[(&str, &str)]) -> Self {
-        let mut options = Cluster::builder()
-            .autovacuum(false)
-            .setting("parallel_replicas.enable_query_queue_select", "on")
-            .setting("parallel_replicas.enable_query_queue_load", "on")
-            .setting("parallel_replicas.enable_query_queue_statistic", "on")
-            .setting("parallel_replicas.query_queue_cores", "1")
-            .setting("max_parallel_workers_per_gather", "0")
-            .setting("deadlock_timeout", "100ms");
-        for (name, value) in settings {
-            options = options.setting(name, value);
-        }
-        let cluster = options.start();
-        cluster.psql(
-            PRIMARY,
-            "CREATE EXTENSION parallel_replicas;
-             CREATE ROLE app LOGIN;
-             GRANT ALL ON SCHEMA public TO app;
-             SET ROLE app;
-             CREATE TABLE t AS SELECT generate_series(1, 1000) AS i;
-             CREATE TABLE u AS SELECT generate_series(1, 1000) AS i;
-             ALTER TABLE u ADD PRIMARY KEY (i);
-             RESET ROLE;
-             VACUUM ANALYZE t, u;",
-        );
-        Server { cluster }
-    }
-
-    #[track_caller]
-    fn app(&self) -> Client {
-        let mut client = self.cluster.connect_as(PRIMARY, "app");
-        // Whoever waits although nobody should fails by this.
-        client
-            .batch_execute("SET statement_timeout = '60s'")
-            .unwrap();
-        client
-    }
-
-    /// A client that holds the slot until it is dropped or ends its transaction.
-    #[track_caller]
-    fn holder(&self) -> Client {
-        let mut client = self.app();
-        client
-            .batch_execute("BEGIN; DECLARE c CURSOR FOR SELECT * FROM t; FETCH 1 FROM c")
-            .expect("the slot is free");
-        client
-    }
-
-    /// Starts a query in a thread and returns when it waits in the queue. Its answer is the last
-    /// row's first value.
-    #[track_caller]
-    fn waiting(&self, mut client: Client, query: &str) -> JoinHandle<Answer> {
-        let before = self.gauge("pending");
-        let query = query.to_owned();
-        let thread = thread::spawn(move || {
-            let rows = client.simple_query(&query)?;
-            Ok(rows
-                .iter()
-                .filter_map(|message| match message {
-                    postgres::SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
-                    _ => None,
-                })
-                .next_back()
-                .unwrap_or_default())
-        });
-        wait_until(SOON, "the query waits", || {
-            assert!(
-                !thread.is_finished() || self.gauge("pending") > before,
-                "the query did not wait"
-            );
-            self.gauge("pending") > before
-        });
-        thread
-    }
-
-    #[track_caller]
-    fn gauge(&self, metric: &str) -> i64 {
-        let mut client = self.cluster.connect(PRIMARY);
-        let query = format!(
-            "SELECT value::bigint::text FROM parallel_replicas.query_queue WHERE metric = '{metric}'"
-        );
-        text(&mut client, &query).parse().expect("a number")
-    }
-
-    #[track_caller]
-    fn wait_gauge(&self, metric: &str, value: i64) {
-        wait_until(SOON, &format!("{metric} is {value}"), || {
-            self.gauge(metric) == value
-        });
-    }
-
-    /// Nothing is left behind.
-    #[track_caller]
-    fn is_empty(&self) {
-        for metric in ["running", "pending", "used_slots"] {
-            self.wait_gauge(metric, 0);
-        }
-        let mut client = self.cluster.connect(PRIMARY);
-        let rows = text(
-            &mut client,
-            "SELECT count(*)::text FROM parallel_replicas.running_queries",
-        );
-        assert_eq!(rows, "0");
-    }
-
-    /// Changes a setting on the running server, and returns when it is in force in new sessions.
-    #[track_caller]
-    fn set(&self, name: &str, value: &str) {
-        self.cluster.configure(PRIMARY, name, value);
-        self.cluster.reload(PRIMARY);
-        wait_until(SOON, "the setting is in force", || {
-            let mut client = self.cluster.connect(PRIMARY);
-            text(&mut client, &format!("SHOW {name}")) == value
-        });
-    }
-}
-
-fn pid(client: &mut Client) -> i32 {
-    text(client, "SELECT pg_backend_pid()::text")
-        .parse()
-        .expect("a process id")
-}
-
-#[track_caller]
-fn error(answer: Answer) -> DbError {
-    let error = answer.expect_err("an error");
-    error.as_db_error().expect("the server's own error").clone()
-}
-
-#[track_caller]
-fn value(thread: JoinHandle<Answer>) -> String {
-    thread
-        .join()
-        .expect("no panic")
-        .unwrap_or_else(|error| panic!("{error:?}"))
-}
+use parallel_replicas_tests::queue_server::{QueueServer, error, pid, value};
+use parallel_replicas_tests::{PRIMARY, SOON, text, wait_until};
+use postgres::NoTls;
 
 #[test]
 fn who_queues_and_who_does_not() {
-    let server = Server::start(&[]);
+    let server = QueueServer::start(&[]);
     server.cluster.psql(
         PRIMARY,
         "SET ROLE app;
@@ -265,12 +116,12 @@ fn who_queues_and_who_does_not() {
             .expect("no panic")
             .unwrap_or_else(|error| panic!("{query}: {error:?}"));
     }
-    server.is_empty();
+    server.wait_empty();
 }
 
 #[test]
 fn waiting_ends_in_every_way() {
-    let server = Server::start(&[
+    let server = QueueServer::start(&[
         ("parallel_replicas.query_queue_max_queued_queries", "2"),
         ("parallel_replicas.query_queue_log_min_wait", "0"),
     ]);
@@ -357,7 +208,7 @@ fn waiting_ends_in_every_way() {
     drop(holder);
     assert_eq!(value(first), "1000");
     assert_eq!(value(second), "1000");
-    server.is_empty();
+    server.wait_empty();
     assert!(
         server
             .cluster
@@ -385,14 +236,14 @@ fn waiting_ends_in_every_way() {
     );
     assert_eq!(server.gauge("timeouts"), 1);
     drop(holder);
-    server.is_empty();
+    server.wait_empty();
 }
 
 /// The session that holds the slot goes away while others wait: by an error, termination, or the
 /// end of its connection; and a backend that is killed takes the whole queue with it.
 #[test]
 fn whoever_leaves_gives_its_slots_back() {
-    let mut server = Server::start(&[]);
+    let mut server = QueueServer::start(&[]);
     // Cancelled while it runs.
     let runner = server.app();
     let token = runner.cancel_token();
@@ -410,7 +261,7 @@ fn whoever_leaves_gives_its_slots_back() {
     // An error of its own.
     let mut client = server.app();
     assert!(client.simple_query("SELECT 1 / (i - 500) FROM t").is_err());
-    server.is_empty();
+    server.wait_empty();
     // Terminated.
     let mut holder = server.holder();
     let victim = pid(&mut holder);
@@ -421,7 +272,7 @@ fn whoever_leaves_gives_its_slots_back() {
         &format!("SELECT pg_terminate_backend({victim})::text"),
     );
     assert_eq!(value(waiter), "1000");
-    server.is_empty();
+    server.wait_empty();
     // Killed: PostgreSQL starts over, with an empty queue.
     let mut holder = server.holder();
     let victim = pid(&mut holder);
@@ -431,7 +282,7 @@ fn whoever_leaves_gives_its_slots_back() {
     wait_until(SOON, "the server is back", || {
         server.cluster.config(PRIMARY).connect(NoTls).is_ok()
     });
-    server.is_empty();
+    server.wait_empty();
     assert_eq!(
         text(&mut server.app(), "SELECT count(*)::text FROM t"),
         "1000"
@@ -448,7 +299,7 @@ fn whoever_leaves_gives_its_slots_back() {
 
 #[test]
 fn transactions_and_cursors() {
-    let server = Server::start(&[]);
+    let server = QueueServer::start(&[]);
     // A slot is held once, however many portals are open, and until the last is closed.
     let mut client = server.app();
     client
@@ -542,7 +393,7 @@ fn transactions_and_cursors() {
     drop(holder);
     value(waiter);
     assert_eq!(generic.join().unwrap(), "1000");
-    server.is_empty();
+    server.wait_empty();
     // A function that runs queries, called by a query that holds the only slot.
     client
         .batch_execute(
@@ -551,13 +402,13 @@ fn transactions_and_cursors() {
              SELECT sum(inner_count(i)) FROM t WHERE i < 10",
         )
         .unwrap();
-    server.is_empty();
+    server.wait_empty();
 }
 
 /// In READ COMMITTED a statement sees what was committed while it waited; above that it must not.
 #[test]
 fn a_statement_that_waited_is_not_stale() {
-    let server = Server::start(&[]);
+    let server = QueueServer::start(&[]);
     let mut holder = server.holder();
     let fresh = [
         "SELECT count(*) FROM t",
@@ -604,13 +455,13 @@ fn a_statement_that_waited_is_not_stale() {
         }
     }
     assert_eq!(value(old), "1000");
-    server.is_empty();
+    server.wait_empty();
 }
 
 /// DDL waits for a waiter's lock, and so does the holder of the slot: nobody else can see that.
 #[test]
 fn a_waiter_that_blocks_somebody_runs() {
-    let server = Server::start(&[]);
+    let server = QueueServer::start(&[]);
     let mut holder = server.holder();
     let waiter = server.waiting(server.app(), "SELECT count(*) FROM u");
     // The holder needs what the waiter has: without the watchdog both wait for ever.
@@ -622,7 +473,7 @@ fn a_waiter_that_blocks_somebody_runs() {
     holder.batch_execute("COMMIT").unwrap();
     assert_eq!(value(waiter), "1000");
     assert_eq!(server.gauge("admitted_blockers"), 1);
-    server.is_empty();
+    server.wait_empty();
 
     server.set("parallel_replicas.query_queue_blocked_action", "error");
     let mut holder = server.holder();
@@ -633,7 +484,7 @@ fn a_waiter_that_blocks_somebody_runs() {
     let failed = error(waiter.join().unwrap());
     assert_eq!(failed.code().code(), "40P01");
     assert!(failed.hint().is_some());
-    server.is_empty();
+    server.wait_empty();
 
     server.set("parallel_replicas.query_queue_blocked_action", "ignore");
     let mut holder = server.holder();
@@ -646,84 +497,5 @@ fn a_waiter_that_blocks_somebody_runs() {
     );
     drop(holder);
     assert_eq!(value(waiter), "1000");
-    server.is_empty();
-}
-
-#[test]
-fn settings_apply_to_those_who_wait() {
-    let server = Server::start(&[]);
-    let holder = server.holder();
-    let waiters: Vec<_> = (0..4)
-        .map(|_| server.waiting(server.app(), "SELECT pg_sleep(0.01) FROM t LIMIT 1"))
-        .collect();
-    // More slots: two more may run.
-    server.set("parallel_replicas.query_queue_v2_schedule_strategy", "SJF");
-    server.set("parallel_replicas.query_queue_cores", "2");
-    for waiter in waiters {
-        value(waiter);
-    }
-    server.set("parallel_replicas.query_queue_cores", "1");
-    // Switched off: everybody is admitted.
-    let waiters: Vec<_> = (0..4)
-        .map(|_| server.waiting(server.app(), "SELECT count(*) FROM t"))
-        .collect();
-    server.set("parallel_replicas.enable_query_queue_select", "off");
-    for waiter in waiters {
-        assert_eq!(value(waiter), "1000");
-    }
-    drop(holder);
-    server.is_empty();
-    // Cheap statements pass, and slots by cost.
-    server.set("parallel_replicas.enable_query_queue_select", "on");
-    server.set("parallel_replicas.query_queue_min_cost", "1000");
-    let mut client = server.app();
-    let before = server.gauge("total");
-    client.batch_execute("SELECT * FROM t WHERE i = 1").unwrap();
-    assert_eq!(server.gauge("total"), before);
-    client
-        .batch_execute("SELECT count(*) FROM t a, t b")
-        .unwrap();
-    assert_eq!(server.gauge("total"), before + 1);
-    server.set("parallel_replicas.query_queue_min_cost", "0");
-    // The transaction keeps the slot, if that is wanted.
-    server.set("parallel_replicas.query_queue_scope", "transaction");
-    let mut client = server.app();
-    client
-        .batch_execute("BEGIN; SELECT count(*) FROM t")
-        .unwrap();
-    assert_eq!(server.gauge("used_slots"), 1);
-    client
-        .batch_execute("SELECT count(*) FROM t; COMMIT")
-        .unwrap();
-    server.is_empty();
-}
-
-#[test]
-fn explain_shows_the_slots() {
-    let server = Server::start(&[
-        ("parallel_replicas.query_queue_cores", "8"),
-        (
-            "parallel_replicas.query_queue_slots_estimator_strategy",
-            "CBE",
-        ),
-        ("parallel_replicas.query_queue_v2_cpu_costs_per_slot", "10"),
-        ("parallel_replicas.query_queue_v2_concurrency_level", "2"),
-    ]);
-    let mut client = server.app();
-    let plan = |client: &mut Client, query: &str| -> String {
-        client
-            .query(query, &[])
-            .unwrap()
-            .iter()
-            .map(|row| row.get::<_, String>(0) + "\n")
-            .collect()
-    };
-    // 8 cores at level 2 are 4 slots, of which one statement gets half.
-    let cheap = plan(&mut client, "EXPLAIN SELECT * FROM u WHERE i = 1");
-    assert!(cheap.contains("\nQueue: slots 1\n"), "{cheap}");
-    let dear = plan(&mut client, "EXPLAIN ANALYZE SELECT count(*) FROM t, u");
-    assert!(dear.contains("\nQueue: slots 2\n"), "{dear}");
-    let none = plan(&mut client, "EXPLAIN SELECT 1");
-    assert!(!none.contains("Queue"), "{none}");
-    server.is_empty();
+    server.wait_empty();
 }

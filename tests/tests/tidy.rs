@@ -64,9 +64,11 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         (
             "api",
             vec![
-                "cluster", "choice", "error", "net", "pg", "serve", "settings", "shm", "log",
+                "cluster", "choice", "error", "net", "pg", "queue", "serve", "settings", "shm",
+                "log",
             ],
         ),
+        ("queue", vec!["pg", "error", "plan", "monitor"]),
     ]
     .into_iter()
     .map(|(room, rooms)| (room, rooms.into_iter().collect()))

@@ -119,13 +119,11 @@ impl Swrr {
             .min()
             .unwrap_or(0);
         self.skips[skipped] += rounds;
-        for class in 0..CLASSES {
-            if class == skipped {
-                self.states[class] -= (PERIOD - WEIGHTS[class]) * rounds;
-            } else {
-                self.states[class] += WEIGHTS[class] * rounds;
-            }
+        for (state, weight) in self.states.iter_mut().zip(WEIGHTS) {
+            *state += weight * rounds;
         }
+        // What was chosen pays a period each time.
+        self.states[skipped] -= PERIOD * rounds;
     }
 
     /// `entry` is the first of a class that was empty: compensates the class for having been passed

@@ -1,0 +1,288 @@
+//! The query queue on a real server: its settings, resource groups, and EXPLAIN.
+
+use std::thread;
+
+use parallel_replicas_tests::queue_server::{QueueServer, error, value};
+use parallel_replicas_tests::{PRIMARY, SOON, text, wait_until};
+use postgres::{Client, NoTls};
+
+#[test]
+fn settings_apply_to_those_who_wait() {
+    let server = QueueServer::start(&[]);
+    let holder = server.holder();
+    let waiters: Vec<_> = (0..4)
+        .map(|_| server.waiting(server.app(), "SELECT pg_sleep(0.01) FROM t LIMIT 1"))
+        .collect();
+    // More slots: two more may run.
+    server.set("parallel_replicas.query_queue_v2_schedule_strategy", "SJF");
+    server.set("parallel_replicas.query_queue_cores", "2");
+    for waiter in waiters {
+        value(waiter);
+    }
+    server.set("parallel_replicas.query_queue_cores", "1");
+    // Switched off: everybody is admitted.
+    let waiters: Vec<_> = (0..4)
+        .map(|_| server.waiting(server.app(), "SELECT count(*) FROM t"))
+        .collect();
+    server.set("parallel_replicas.enable_query_queue_select", "off");
+    for waiter in waiters {
+        assert_eq!(value(waiter), "1000");
+    }
+    drop(holder);
+    server.wait_empty();
+    // Cheap statements pass, and slots by cost.
+    server.set("parallel_replicas.enable_query_queue_select", "on");
+    server.set("parallel_replicas.query_queue_min_cost", "1000");
+    let mut client = server.app();
+    let before = server.gauge("total");
+    client.batch_execute("SELECT * FROM t WHERE i = 1").unwrap();
+    assert_eq!(server.gauge("total"), before);
+    client
+        .batch_execute("SELECT count(*) FROM t a, t b")
+        .unwrap();
+    assert_eq!(server.gauge("total"), before + 1);
+    server.set("parallel_replicas.query_queue_min_cost", "0");
+    // The transaction keeps the slot, if that is wanted.
+    server.set("parallel_replicas.query_queue_scope", "transaction");
+    let mut client = server.app();
+    client
+        .batch_execute("BEGIN; SELECT count(*) FROM t")
+        .unwrap();
+    assert_eq!(server.gauge("used_slots"), 1);
+    client
+        .batch_execute("SELECT count(*) FROM t; COMMIT")
+        .unwrap();
+    server.wait_empty();
+}
+
+#[test]
+fn explain_shows_the_slots() {
+    let server = QueueServer::start(&[
+        ("parallel_replicas.query_queue_cores", "8"),
+        (
+            "parallel_replicas.query_queue_slots_estimator_strategy",
+            "CBE",
+        ),
+        ("parallel_replicas.query_queue_v2_cpu_costs_per_slot", "10"),
+        ("parallel_replicas.query_queue_v2_concurrency_level", "2"),
+    ]);
+    let mut client = server.app();
+    let plan = |client: &mut Client, query: &str| -> String {
+        client
+            .query(query, &[])
+            .unwrap()
+            .iter()
+            .map(|row| row.get::<_, String>(0) + "\n")
+            .collect()
+    };
+    // 8 cores at level 2 are 4 slots, of which one statement gets half.
+    let cheap = plan(&mut client, "EXPLAIN SELECT * FROM u WHERE i = 1");
+    assert!(cheap.contains("\nQueue: slots 1\n"), "{cheap}");
+    let dear = plan(&mut client, "EXPLAIN ANALYZE SELECT count(*) FROM t, u");
+    assert!(dear.contains("\nQueue: slots 2\n"), "{dear}");
+    let none = plan(&mut client, "EXPLAIN SELECT 1");
+    assert!(!none.contains("Queue"), "{none}");
+    server.wait_empty();
+}
+
+#[test]
+fn resource_groups() {
+    let mut server = QueueServer::start(&[
+        ("parallel_replicas.query_queue_cores", "16"),
+        ("parallel_replicas.enable_group_level_query_queue", "on"),
+        ("parallel_replicas.report_resource_usage_interval_ms", "100"),
+    ]);
+    let mut superuser = server.cluster.connect(PRIMARY);
+    superuser
+        .batch_execute(
+            "SELECT parallel_replicas.create_resource_group('one', 1);
+             SELECT parallel_replicas.create_resource_group('two', 2);
+             CREATE ROLE app2 LOGIN IN ROLE app;
+             ALTER ROLE app SET parallel_replicas.resource_group = 'one'",
+        )
+        .unwrap();
+    let state = |superuser: &mut Client| {
+        text(
+            superuser,
+            "SELECT string_agg(concat_ws(' ', name, concurrency_limit, running, pending), ', '
+                               ORDER BY name)
+               FROM parallel_replicas.resource_groups",
+        )
+    };
+    // The group holds its own up, and nobody else.
+    let holder = server.holder();
+    let waiter = server.waiting(server.app(), "SELECT count(*) FROM t");
+    assert_eq!(state(&mut superuser), "one 1 1 1, two 2 0 0");
+    let reason = text(
+        &mut superuser,
+        "SELECT resource_group || ' ' || blocked_reason
+           FROM parallel_replicas.running_queries WHERE state = 'PENDING'",
+    );
+    assert_eq!(reason, "one group_limit");
+    let mut other = server.cluster.connect_as(PRIMARY, "app2");
+    assert_eq!(text(&mut other, "SELECT count(*)::text FROM t"), "1000");
+    // Rolled back, a change is none; committed, it is for those who wait too.
+    superuser
+        .batch_execute(
+            "BEGIN; SELECT parallel_replicas.alter_resource_group('one', 5); ROLLBACK;
+             BEGIN; SAVEPOINT s; SELECT parallel_replicas.drop_resource_group('one');
+             ROLLBACK TO s; COMMIT",
+        )
+        .unwrap();
+    assert_eq!(server.gauge("pending"), 1);
+    superuser
+        .batch_execute("SELECT parallel_replicas.alter_resource_group('one', 2)")
+        .unwrap();
+    assert_eq!(value(waiter), "1000");
+    superuser
+        .batch_execute("SELECT parallel_replicas.alter_resource_group('one', 1)")
+        .unwrap();
+    // Dropped while somebody waits.
+    let waiter = server.waiting(server.app(), "SELECT count(*) FROM t");
+    superuser
+        .batch_execute("SELECT parallel_replicas.drop_resource_group('one')")
+        .unwrap();
+    assert_eq!(value(waiter), "1000");
+    drop(holder);
+    server.wait_empty();
+    // A name that no group has limits nobody; a group made later does.
+    let holder = server.holder();
+    assert_eq!(
+        text(&mut server.app(), "SELECT count(*)::text FROM t"),
+        "1000"
+    );
+    drop(holder);
+    superuser
+        .batch_execute("SELECT parallel_replicas.create_resource_group('one', 0, 0.2)")
+        .unwrap();
+    // CPU: while one of the group computes, another one waits.
+    let mut busy = server.app();
+    let token = busy.cancel_token();
+    let computing = thread::spawn(move || {
+        busy.simple_query("SELECT count(*) FROM t a, t b, t c, t d")
+            .map(|_| String::new())
+    });
+    server.wait_gauge("running", 1);
+    let waits = |superuser: &mut Client| {
+        text(
+            superuser,
+            "SELECT coalesce(max(cpu_cores), 0)::text FROM parallel_replicas.resource_groups",
+        )
+        .parse::<f64>()
+        .expect("a number")
+    };
+    wait_until(SOON, "the group is seen to compute", || {
+        let mut client = server.app();
+        client
+            .batch_execute("SET statement_timeout = '1s'")
+            .unwrap();
+        client.simple_query("SELECT count(*) FROM t").is_err() && waits(&mut superuser) >= 0.2
+    });
+    let waiter = server.waiting(server.app(), "SELECT count(*) FROM t");
+    token.cancel_query(NoTls).unwrap();
+    assert_eq!(error(computing.join().unwrap()).code().code(), "57014");
+    assert_eq!(value(waiter), "1000");
+    server.wait_empty();
+    // Errors.
+    let mut refuse = |query: &str| {
+        let failed = superuser.batch_execute(query).map(|()| String::new());
+        error(failed).code().code().to_owned()
+    };
+    let long = format!(
+        "SELECT parallel_replicas.create_resource_group('{}')",
+        "x".repeat(64)
+    );
+    assert_eq!(refuse(&long), "42602");
+    assert_eq!(
+        refuse("SELECT parallel_replicas.create_resource_group('two')"),
+        "42710"
+    );
+    assert_eq!(
+        refuse("SELECT parallel_replicas.alter_resource_group('three')"),
+        "42704"
+    );
+    assert_eq!(
+        refuse("SELECT parallel_replicas.drop_resource_group('three')"),
+        "42704"
+    );
+    assert_eq!(
+        refuse("SELECT parallel_replicas.create_resource_group('four', -1)"),
+        "23514"
+    );
+    let denied = server
+        .app()
+        .batch_execute("SELECT parallel_replicas.drop_resource_group('two')")
+        .map(|()| String::new());
+    assert_eq!(error(denied).code().code(), "42501");
+    // Definitions outlive a restart.
+    drop(superuser);
+    drop(other);
+    server
+        .cluster
+        .restart(PRIMARY, parallel_replicas_tests::StopMode::Fast);
+    let holder = server.holder();
+    let mut superuser = server.cluster.connect(PRIMARY);
+    assert_eq!(state(&mut superuser), "one 0 1 0, two 2 0 0");
+    drop(holder);
+}
+
+/// With many processes at work a query gets fewer, and a cached plan is not changed for good.
+#[test]
+fn driver_marks_cut_processes() {
+    let server = QueueServer::start(&[
+        ("parallel_replicas.query_queue_cores", "16"),
+        ("parallel_replicas.query_queue_driver_high_water", "4"),
+        ("max_parallel_workers_per_gather", "4"),
+        ("min_parallel_table_scan_size", "0"),
+        ("parallel_setup_cost", "0"),
+        ("parallel_tuple_cost", "0"),
+    ]);
+    server
+        .cluster
+        .psql(PRIMARY, "ALTER TABLE t SET (parallel_workers = 3)");
+    let mut client = server.app();
+    client
+        .batch_execute(
+            "SET plan_cache_mode = force_generic_plan;
+             PREPARE p AS SELECT count(*) FROM t",
+        )
+        .unwrap();
+    let plan = |client: &mut Client| -> String {
+        client
+            .query(
+                "EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT count(*) FROM t",
+                &[],
+            )
+            .unwrap()
+            .iter()
+            .map(|row| row.get::<_, String>(0) + "\n")
+            .collect()
+    };
+    let alone = plan(&mut client);
+    assert!(alone.contains("Workers Planned: 3"), "{alone}");
+    assert!(alone.contains("\nQueue: slots 4\n"), "{alone}");
+    // Two cursors of other sessions: two processes of four are at work.
+    let holders = [server.serial_holder(), server.serial_holder()];
+    let cut = plan(&mut client);
+    assert!(cut.contains("Workers Planned: 1"), "{cut}");
+    assert!(
+        cut.contains("\nQueue: slots 4, processes 2 of 4\n"),
+        "{cut}"
+    );
+    client.batch_execute("EXECUTE p").unwrap();
+    let third = server.serial_holder();
+    let serial = plan(&mut client);
+    assert!(serial.contains("Workers Planned: 0"), "{serial}");
+    assert!(serial.contains("processes 1 of 4"), "{serial}");
+    assert_eq!(text(&mut client, "SELECT count(*)::text FROM t"), "1000");
+    drop(holders);
+    drop(third);
+    server.wait_empty();
+    let again: String = client
+        .query("EXPLAIN ANALYZE EXECUTE p", &[])
+        .unwrap()
+        .iter()
+        .map(|row| row.get::<_, String>(0) + "\n")
+        .collect();
+    assert!(again.contains("Workers Planned: 3"), "{again}");
+}
