@@ -1,7 +1,7 @@
 --
 -- EXTENSION: its objects and who may use them
 --
-SELECT extname, extversion, nspname, extrelocatable, extconfig
+SELECT extname, extversion, nspname, extrelocatable, extconfig::regclass[]
   FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
  WHERE extname = 'parallel_replicas';
 
