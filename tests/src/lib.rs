@@ -19,6 +19,7 @@
 
 pub mod browser;
 pub mod cluster;
+pub mod confine;
 pub mod corpus;
 mod damage;
 mod differential;
