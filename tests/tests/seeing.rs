@@ -585,9 +585,18 @@ fn a_query_has_a_picture() {
         assert_eq!(links, 2, "{lanes:?}");
     }
 
+    // Written to a file as README.md says.
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("timeline.html");
-    std::fs::write(&file, &page).expect("a file");
+    cluster.psql(
+        PRIMARY,
+        &format!(
+            "SELECT parallel_replicas.query_timeline('{id}') \\g (format=unaligned tuples_only=on) {}",
+            file.display()
+        ),
+    );
+    let written = std::fs::read_to_string(&file).expect("the page");
+    assert_eq!(written, format!("{page}\n"));
     for (scheme, background, own) in [
         (Scheme::Light, [0xff, 0xff, 0xff], [0x00, 0x72, 0xb2]),
         (Scheme::Dark, [0x14, 0x17, 0x1b], [0x56, 0xa8, 0xe0]),
