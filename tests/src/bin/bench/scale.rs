@@ -6,7 +6,7 @@ use crate::report::Row;
 use parallel_replicas_tests::confine::Confinement;
 use parallel_replicas_tests::tpch::{self, Indexes};
 use parallel_replicas_tests::{Cluster, PRIMARY};
-use postgres::Client;
+use postgres::{Client, SimpleQueryMessage};
 use std::time::Instant;
 
 const STANDBYS: usize = 4;
@@ -136,9 +136,29 @@ pub fn run() -> Vec<Row> {
         .expect("setting");
     let mut rows = Vec::new();
     for query in &queries {
+        check(&mut client, query);
         rows.extend(measure(&mut client, query, rounds));
     }
     rows
+}
+
+/// All ways give the same number of rows; that they give the same rows is the tests' affair.
+#[track_caller]
+fn check(client: &mut Client, query: &Query) {
+    let mut count = |statement: &str| {
+        let answer = client.simple_query(statement).expect("query");
+        let is_row = |message: &&SimpleQueryMessage| matches!(message, SimpleQueryMessage::Row(_));
+        answer.iter().filter(is_row).count()
+    };
+    let expected = count(query.text);
+    for servers in SERVERS {
+        let found = count(&by_hand::statement(query, servers));
+        assert_eq!(
+            found, expected,
+            "{} by hand on {servers} servers",
+            query.name
+        );
+    }
 }
 
 fn measure(client: &mut Client, query: &Query, rounds: usize) -> Vec<Row> {
