@@ -1,7 +1,9 @@
 # `make demo` shows the extension at work; `make test` runs everything that must pass.
 # Each target is a script of its own in scripts/, which says what it does and why.
 
-.PHONY: help setup install demo lint test test-regress fuzz-queries bench-overhead bench-local bench-queue soak-queue
+benchmarks := bench-overhead bench-local bench-small bench-rows bench-groups bench-write bench-scale
+
+.PHONY: help setup install demo lint test test-regress fuzz-queries bench $(benchmarks) bench-queue soak-queue
 
 help:
 	@echo "make setup    install what building and testing need (Debian 12 packages, cargo-pgrx)"
@@ -9,8 +11,8 @@ help:
 	@echo "make demo     TPC-H on a primary and two standbys in a temporary folder"
 	@echo "              SCALE=0.1 takes less data, KEEP=1 leaves the servers running"
 	@echo "make lint     formatting and clippy"
-	@echo "make bench-overhead, make bench-local"
-	@echo "              what the extension costs where it cannot help; see docs/benchmarks.md"
+	@echo "make bench    all benchmarks: make bench-overhead, bench-local, bench-small, bench-rows,"
+	@echo "              bench-groups, bench-write, bench-scale; see docs/benchmarks.md"
 	@echo "make bench-queue, make soak-queue"
 	@echo "              the query queue under load; see docs/query-queue.md"
 	@echo "make test     setup, lint, all tests; ends with 'N passed, N failed'"
@@ -40,7 +42,9 @@ test-regress: install
 fuzz-queries: install
 	@scripts/fuzz.sh
 
-bench-overhead bench-local: install
+bench: $(benchmarks) bench-queue
+
+$(benchmarks): install
 	@scripts/bench.sh $(@:bench-%=%)
 
 bench-queue soak-queue: install

@@ -13,6 +13,9 @@ packages=(
     postgresql-15
     postgresql-server-dev-15
 )
+if [ "${1:-}" = tests ]; then
+    packages+=(chromium)     # shows a page in a test
+fi
 
 step "Debian packages"
 command -v dpkg-query > /dev/null || die "this needs Debian; install by hand: ${packages[*]}"

@@ -38,7 +38,7 @@ sum_results() {
     ' "$output"
 }
 
-scripts/setup.sh
+scripts/setup.sh tests
 scripts/lint.sh
 suite "Tests of the core, without PostgreSQL" \
     cargo test --no-fail-fast -p parallel_replicas_core --release

@@ -44,4 +44,5 @@ pub extern "C-unwind" fn _PG_init() {
     plan::explain::init();
     monitor::init();
     queue::init();
+    serve::statement::init();
 }

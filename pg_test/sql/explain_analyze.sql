@@ -34,7 +34,7 @@ BEGIN
                 ('replicas planned', node ->> 'Replicas Planned'),
                 ('replicas used', CASE WHEN (node ->> 'Replicas Used')::int BETWEEN 1 AND (node ->> 'Replicas Planned')::int THEN 'some' ELSE node ->> 'Replicas Used' END),
                 ('every granule once', (counted = (node ->> 'Granules')::int)::text),
-                ('participants', (SELECT string_agg(p ->> 'Name', ', ') FROM jsonb_array_elements(node -> 'Participants') p)),
+                ('participants', (SELECT string_agg(p ->> 'Name', ', ' ORDER BY p ->> 'Name') FROM jsonb_array_elements(node -> 'Participants') p)),
                 ('trouble', (SELECT string_agg(DISTINCT p ->> 'Trouble', ', ') FROM jsonb_array_elements(node -> 'Participants') p)),
                 ('lost', (SELECT sum((p ->> 'Granules Lost')::int)::text FROM jsonb_array_elements(node -> 'Participants') p)),
                 ('received', ((SELECT sum((p ->> 'Rows')::bigint) > 0 AND sum((p ->> 'Bytes')::bigint) > 0 FROM jsonb_array_elements(node -> 'Participants') p)::text));

@@ -11,6 +11,7 @@ mod monitor;
 mod queue;
 mod replicas;
 mod serve;
+mod timeline;
 
 pgrx::extension_sql_file!("../../sql/bootstrap.sql", name = "bootstrap", bootstrap);
 pgrx::extension_sql_file!(

@@ -2,6 +2,7 @@
 
 use super::parallel_replicas::ParallelReplicasState;
 use super::state::{ReplicaSummary, State};
+use crate::log;
 use crate::pg::ffi;
 use parallel_replicas_core::frame::FragmentReport;
 use parallel_replicas_core::task_state::ProcessCounters;
@@ -99,6 +100,11 @@ pub unsafe fn parallel_replicas(
             out.text(c"Parallel Replicas Reason", refused.reason.code());
         }
     }
+    if !out.is_text() {
+        let id = log::id_text(&state.participants.scope.origin.query_id);
+        out.text(c"Query Id", &id);
+        out.milliseconds(c"Coordinator Wait", state.waited_us);
+    }
     participants(state, &out);
 }
 
@@ -146,14 +152,16 @@ fn granules_text(counters: &ProcessCounters) -> String {
 
 fn replica_text(replica: &ReplicaSummary) -> String {
     let mut text = format!(
-        "{} links={}/{} {} rows={} bytes={} replay wait={:.3} ms",
+        "{} links={}/{} {} rows={} bytes={} replay wait={:.3} ms run={:.3} ms request wait={:.3} ms",
         replica.name,
         replica.links_used,
         replica.links,
         granules_text(&replica.counters),
         replica.rows,
         replica.bytes,
-        replica.replay_wait_us as f64 / 1000.0
+        replica.replay_wait_us as f64 / 1000.0,
+        replica.run_us as f64 / 1000.0,
+        replica.request_wait_us as f64 / 1000.0
     );
     if let Some(trouble) = &replica.trouble {
         text.push_str(&format!(" {trouble}"));
@@ -177,6 +185,8 @@ fn participant(replica: &ReplicaSummary, out: &Output, local: bool) {
         out.integer(c"Rows", replica.rows as i64);
         out.integer(c"Bytes", replica.bytes as i64);
         out.milliseconds(c"Replay Wait", replica.replay_wait_us);
+        out.milliseconds(c"Run Time", replica.run_us);
+        out.milliseconds(c"Request Wait", replica.request_wait_us);
         out.text(c"Trouble", replica.trouble.as_deref().unwrap_or(""));
     }
     out.close(c"Participant", None, true);
@@ -204,6 +214,20 @@ pub unsafe fn add_report(
                     pg_sys::InstrAggNode((*node).instrument, &mut other);
                 }
             }
+        }
+    }
+    // SAFETY: as above; JIT counters of all processes but the leader are summed in one place.
+    unsafe {
+        if let Some(mut jit) = from_bytes::<pg_sys::JitInstrumentation>(&report.jit_usage) {
+            let estate = (*fragment).state;
+            if (*estate).es_jit_worker_instr.is_null() {
+                (*estate).es_jit_worker_instr = pg_sys::MemoryContextAllocZero(
+                    (*estate).es_query_cxt,
+                    size_of::<pg_sys::JitInstrumentation>(),
+                )
+                .cast();
+            }
+            pg_sys::InstrJitAgg((*estate).es_jit_worker_instr, &mut jit);
         }
     }
     // SAFETY: as above; plain counters.

@@ -36,6 +36,8 @@ pub const SHIPPED_SETTINGS: &[&CStr] = &[
     c"array_nulls",
     c"work_mem",
     c"hash_mem_multiplier",
+    // So that the sums of EXPLAIN and pg_stat_statements are of one kind.
+    c"track_io_timing",
 ];
 
 /// Most transaction ids between xmin and xmax for which an overflowed snapshot is completed by
@@ -308,6 +310,8 @@ unsafe fn serialize_plan(
         (*statement).planTree = copy;
         (*statement).rtable = (*estate).es_range_table;
         (*statement).paramExecTypes = (*(*estate).es_plannedstmt).paramExecTypes;
+        (*statement).jitFlags = (*estate).es_jit_flags;
+        (*statement).queryId = (*(*estate).es_plannedstmt).queryId;
         (*statement).stmt_location = -1;
         (*statement).stmt_len = -1;
         let text = pg_sys::nodeToString(statement.cast());

@@ -81,6 +81,10 @@ pub struct ReplicaSummary {
     pub rows: u64,
     pub bytes: u64,
     pub replay_wait_us: u64,
+    /// The longest execution of any of its links.
+    pub run_us: u64,
+    /// Waits for tasks, summed over its links.
+    pub request_wait_us: u64,
     /// Why it did not take part, or was lost.
     pub trouble: Option<String>,
 }
@@ -297,6 +301,10 @@ impl State {
             replica.replay_wait_us = replica.replay_wait_us.max(link.replay_wait_us);
             if link.trouble.is_some() {
                 replica.trouble.clone_from(&link.trouble);
+            }
+            if let Some(report) = &link.report {
+                replica.run_us = replica.run_us.max(report.run_us);
+                replica.request_wait_us += report.request_wait_us;
             }
         }
         self.summary = Some(summary);

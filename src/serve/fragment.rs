@@ -146,10 +146,13 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
     // checked against the allow-list before anything of it is executed.
     unsafe {
         let statement = read_plan(begin)?;
+        // The statement's identifier is the same on all servers.
+        pg_sys::pgstat_report_query_id((*statement).queryId, true);
         let parameters = restore_parameters(begin);
+        let text = pg_sys::debug_query_string;
         let query = pg_sys::CreateQueryDesc(
             statement,
-            c"fragment of a query of another server".as_ptr(),
+            text,
             pg_sys::GetActiveSnapshot(),
             std::ptr::null_mut(),
             pg_sys::CreateDestReceiver(pg_sys::CommandDest::DestNone),
@@ -174,7 +177,17 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
         );
         granule_scan::set_link_source(Some(next_task), Some(is_stopped));
         pg_sys::InstrStartParallelQuery();
+        let started = now_micros();
+        let total = (*query).totaltime;
+        if !total.is_null() {
+            pg_sys::InstrStartNode(total);
+        }
         pg_sys::ffi::pg_guard_ffi_boundary(|| run(query));
+        let rows = SESSION.with_borrow(|session| session.rows);
+        (*(*query).estate).es_processed = rows;
+        if !total.is_null() {
+            pg_sys::InstrStopNode(total, rows as f64);
+        }
         let mut buffers = pg_sys::BufferUsage::default();
         let mut wal = pg_sys::WalUsage::default();
         pg_sys::InstrEndParallelQuery(&mut buffers, &mut wal);
@@ -188,6 +201,9 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
             instrumentation: Vec::new(),
             buffer_usage: bytes_of(&buffers),
             wal_usage: bytes_of(&wal),
+            jit_usage: jit_usage(query, begin.instrument),
+            run_us: now_micros() - started,
+            request_wait_us: session.waited_us,
         });
         let unneeded = scans.iter().filter(|scan| !granule_scan::has_ended(**scan));
         let report = FragmentReport {
@@ -496,6 +512,21 @@ unsafe fn instrumentation(root: *mut pg_sys::PlanState) -> Vec<(i32, Vec<u8>)> {
     // SAFETY: as the caller says.
     unsafe { walker(root, (&raw mut found).cast()) };
     found
+}
+
+/// What JIT compilation cost, if anybody wants to know.
+///
+/// # Safety
+/// `query` has been executed.
+unsafe fn jit_usage(query: *mut pg_sys::QueryDesc, instrument: i32) -> Vec<u8> {
+    // SAFETY: as the caller says.
+    unsafe {
+        let jit = (*(*query).estate).es_jit;
+        if jit.is_null() || instrument == 0 {
+            return Vec::new();
+        }
+        bytes_of(&(*jit).instr)
+    }
 }
 
 fn bytes_of<T>(value: &T) -> Vec<u8> {

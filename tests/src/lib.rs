@@ -17,7 +17,9 @@
 //! Nothing here is a mock: servers are made by initdb and pg_basebackup and run by pg_ctl. Nothing
 //! here sleeps for a fixed time either: tests wait for conditions, through [`wait_until`].
 
+pub mod browser;
 pub mod cluster;
+pub mod confine;
 pub mod corpus;
 mod damage;
 mod differential;

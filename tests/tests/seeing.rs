@@ -1,5 +1,6 @@
 //! A query can be seen: while it runs and afterwards, on the coordinator and on its replicas.
 
+use parallel_replicas_tests::browser::{Scheme, screenshot};
 use parallel_replicas_tests::{Cluster, PRIMARY, SOON, StopMode, text, wait_until};
 use postgres::Client;
 use std::thread;
@@ -242,10 +243,7 @@ fn a_reason_is_kept(client: &mut Client) {
         "SELECT string_agg(status || ': ' || reason, ', ' ORDER BY started)
            FROM parallel_replicas.query_log WHERE reason IS NOT NULL",
     );
-    assert_eq!(
-        reasons,
-        "planned without: tablesample, failed: own_xid"
-    );
+    assert_eq!(reasons, "planned without: tablesample, failed: own_xid");
 }
 
 fn users_see_their_own(cluster: &Cluster) {
@@ -524,4 +522,97 @@ fn running_fragments_are_seen_from_the_coordinator(cluster: &Cluster) {
         )
     });
     slow.join().expect("the query ends");
+}
+
+/// The picture is there, is whole, and can be seen by day and by night.
+#[test]
+fn a_query_has_a_picture() {
+    let cluster = cluster();
+    let mut client = session(&cluster);
+    client
+        .batch_execute(
+            "SET parallel_replicas_local_plan = on; SET parallel_replicas.log_level = trace;
+             SET parallel_replicas.granule_blocks = 64",
+        )
+        .expect("settings");
+    // Not the first one, which has to connect.
+    let query = "SELECT count(*)::text FROM t WHERE pad <> '<&\"' AND length(repeat(pad, 500)) > 0";
+    for _ in 0..2 {
+        assert_eq!(text(&mut client, query), ROWS.to_string());
+    }
+    let id = last_id(&mut client);
+    let page = text(
+        &mut client,
+        &format!("SELECT parallel_replicas.query_timeline('{id}')"),
+    );
+    assert!(
+        page.contains("pad &lt;&gt; &#39;&lt;&amp;&quot;&#39;"),
+        "the query's text"
+    );
+    let tasks = text(
+        &mut client,
+        &format!(
+            "SELECT count(*)::text FROM parallel_replicas.text_log
+              WHERE query_id = '{id}' AND event = 'task_given'"
+        ),
+    );
+    let bars = ["own", "hash", "rest", "back"]
+        .map(|class| page.matches(&format!("class=\"bar {class}\"")).count());
+    assert_eq!(bars.iter().sum::<usize>().to_string(), tasks, "{bars:?}");
+    // Well-formed, with a lane for each process that did something.
+    let lanes = client
+        .query_one(
+            "SELECT xpath('//s:svg[@role]/s:text/text()', $1::text::xml,
+                          '{{s,http://www.w3.org/2000/svg}}')::text[]",
+            &[&page],
+        )
+        .expect("a document");
+    let lanes: Vec<String> = lanes.get(0);
+    assert!(
+        lanes
+            .iter()
+            .any(|lane| lane.starts_with("worker ") || lane == "leader"),
+        "{lanes:?}"
+    );
+    for replica in ["standby1 #", "standby2 #"] {
+        let links = lanes
+            .iter()
+            .filter(|lane| lane.starts_with(replica))
+            .count();
+        assert_eq!(links, 2, "{lanes:?}");
+    }
+
+    // Written to a file as README.md says.
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("timeline.html");
+    cluster.psql(
+        PRIMARY,
+        &format!(
+            "SELECT parallel_replicas.query_timeline('{id}') \\g (format=unaligned tuples_only=on) {}",
+            file.display()
+        ),
+    );
+    let written = std::fs::read_to_string(&file).expect("the page");
+    assert_eq!(written, format!("{page}\n"));
+    for (scheme, background, own) in [
+        (Scheme::Light, [0xff, 0xff, 0xff], [0x00, 0x72, 0xb2]),
+        (Scheme::Dark, [0x14, 0x17, 0x1b], [0x56, 0xa8, 0xe0]),
+    ] {
+        let shot = screenshot(&file, scheme);
+        assert_eq!(shot.at(3, 3), background, "{scheme:?}");
+        assert!(
+            shot.count(own) > 500,
+            "{scheme:?}: own tasks cannot be seen"
+        );
+    }
+
+    let unknown = client
+        .query(
+            "SELECT parallel_replicas.query_timeline('00000000-0000-0000-0000-000000000000')",
+            &[],
+        )
+        .expect_err("no such query");
+    let unknown = unknown.as_db_error().expect("the server's own error");
+    assert_eq!(unknown.code().code(), "02000");
+    assert!(unknown.hint().is_some());
 }

@@ -10,7 +10,7 @@ use crate::snapshot::WireSnapshot;
 use serde::{Deserialize, Serialize};
 
 /// Raised whenever a frame changes.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// First byte of a control frame; seven zero bytes follow.
 pub const CONTROL_TAG: u8 = 1;
@@ -187,6 +187,12 @@ pub struct FragmentReport {
     pub instrumentation: Vec<(i32, Vec<u8>)>,
     pub buffer_usage: Vec<u8>,
     pub wal_usage: Vec<u8>,
+    /// Of JIT compilation; empty where there was none.
+    pub jit_usage: Vec<u8>,
+    /// Microseconds from the start of the fragment to its end, and how many of them were spent on
+    /// waiting for tasks.
+    pub run_us: u64,
+    pub request_wait_us: u64,
 }
 
 /// Frames from replica to coordinator.

@@ -10,3 +10,4 @@ pub mod reason;
 pub mod rendezvous;
 pub mod snapshot;
 pub mod task_state;
+pub mod timeline;

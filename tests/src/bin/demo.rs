@@ -133,6 +133,9 @@ fn demo() {
     );
     assert_eq!(used, "t\n", "no replica took part in any query");
 
+    step("The same as a picture");
+    draw_timeline(&cluster);
+
     step("One standby goes down: the answers stay right");
     cluster.stop(1, StopMode::Immediate);
     println!("    {} is down", cluster.name(1));
@@ -154,6 +157,28 @@ fn demo() {
         step("Servers are stopped and their folder is removed (KEEP=1 leaves them running)");
         drop(cluster);
     }
+}
+
+/// Writes the timeline of Q1, on warm links, to a file.
+fn draw_timeline(cluster: &Cluster) {
+    let mut client = cluster.connect(PRIMARY);
+    client
+        .batch_execute("SET enable_parallel_replicas = 1; SET parallel_replicas.log_level = trace")
+        .expect("settings");
+    for _ in 0..2 {
+        timed(&mut client, 1);
+    }
+    let page: String = client
+        .query_one(
+            "SELECT parallel_replicas.query_timeline(parallel_replicas.last_query_id())",
+            &[],
+        )
+        .expect("a timeline")
+        .get(0);
+    let file = PathBuf::from("target/timeline.html");
+    fs::create_dir_all("target").expect("a folder for the picture");
+    fs::write(&file, page).expect("a file for the picture");
+    println!("    what every process did when in Q1: {}", file.display());
 }
 
 fn scale_factor() -> f64 {

@@ -4,15 +4,30 @@
 //! The two sides of a comparison run by turns in one run, and the figures are medians with the
 //! spread beside them: on a shared machine only their ratio means something.
 
+mod by_hand;
+mod groups;
 mod local;
+mod options;
 mod overhead;
 mod report;
+mod rows;
+mod scale;
+mod small;
+mod write;
 
 use report::Row;
 
 type Benchmark = fn() -> Vec<Row>;
 
-const BENCHMARKS: &[(&str, Benchmark)] = &[("overhead", overhead::run), ("local", local::run)];
+const BENCHMARKS: &[(&str, Benchmark)] = &[
+    ("overhead", overhead::run),
+    ("local", local::run),
+    ("small", small::run),
+    ("rows", rows::run),
+    ("groups", groups::run),
+    ("write", write::run),
+    ("scale", scale::run),
+];
 
 fn main() {
     let mut arguments = std::env::args().skip(1);

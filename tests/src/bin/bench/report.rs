@@ -9,6 +9,8 @@ pub struct Row {
     baseline: Sample,
     subject: Sample,
     ratio: f64,
+    /// Servers that took part, where their number is what matters.
+    servers: Option<usize>,
 }
 
 struct Sample {
@@ -31,9 +33,31 @@ impl Row {
             what: what.into(),
             unit,
             ratio: sample(ratios).median,
+            servers: None,
             baseline: sample(baseline),
             subject: sample(subject),
         }
+    }
+
+    /// The subject ran on so many servers, the baseline on one.
+    pub fn with_servers(mut self, servers: usize) -> Self {
+        self.servers = Some(servers);
+        self
+    }
+
+    pub fn what(&self) -> &str {
+        &self.what
+    }
+
+    /// Between the medians, subject less baseline.
+    pub fn difference(&self) -> f64 {
+        self.subject.median - self.baseline.median
+    }
+
+    /// Speed-up and its part of the number of servers.
+    fn scaling(&self) -> Option<(f64, f64)> {
+        let servers = self.servers? as f64;
+        Some((1.0 / self.ratio, 1.0 / self.ratio / servers))
     }
 }
 
@@ -50,12 +74,17 @@ pub fn print_table(rows: &[Row]) {
     println!("\n{:>7}  {:>22}  {:>22}", "ratio", "without", "with");
     for row in rows {
         println!(
-            "{:7.3}  {:>22}  {:>22}  {:4} {}",
+            "{:7.3}  {:>22}  {:>22}  {:4} {}{}",
             row.ratio,
             cell(&row.baseline),
             cell(&row.subject),
             row.unit,
-            row.what
+            row.what,
+            match row.scaling() {
+                Some((speed_up, efficiency)) =>
+                    format!(": speed-up {speed_up:.2}, efficiency {efficiency:.2}"),
+                None => String::new(),
+            }
         );
     }
     println!("\nmedian (least-most); ratio is with / without, the median of the pairs");
@@ -73,9 +102,14 @@ pub fn json(name: &str, rows: &[Row]) -> String {
     for (index, row) in rows.iter().enumerate() {
         let comma = if index + 1 < rows.len() { "," } else { "" };
         let (b, s) = (&row.baseline, &row.subject);
+        let scaling = row
+            .scaling()
+            .map_or_else(String::new, |(speed_up, efficiency)| {
+                format!("\"speed_up\": {speed_up:.3}, \"efficiency\": {efficiency:.3}, ")
+            });
         let _ = writeln!(
             text,
-            "  {{\"what\": \"{}\", \"unit\": \"{}\", \"ratio\": {:.4}, \
+            "  {{\"what\": \"{}\", \"unit\": \"{}\", \"ratio\": {:.4}, {scaling}\
              \"without\": [{:.3}, {:.3}, {:.3}], \"with\": [{:.3}, {:.3}, {:.3}]}}{comma}",
             row.what, row.unit, row.ratio, b.least, b.median, b.most, s.least, s.median, s.most
         );
