@@ -215,9 +215,10 @@ fn check_server(given: &[Given]) {
             _ => {}
         }
     }
+    // `check_discover` has seen to the host of a name that is looked up.
     if !given
         .iter()
-        .any(|g| g.name == "host" || g.name == "hostaddr")
+        .any(|g| matches!(g.name.as_str(), "host" | "hostaddr" | "discover"))
     {
         raise(
             PgSqlErrorCode::ERRCODE_FDW_OPTION_NAME_NOT_FOUND,
