@@ -16,6 +16,7 @@ mod monitor;
 mod net;
 mod pg;
 mod plan;
+mod prewarm;
 mod queue;
 mod secret;
 mod serve;

@@ -31,7 +31,7 @@ const RESERVED: [&str; 8] = [
     "target_session_attrs",
 ];
 const RESERVED_REPLICATION: &str = "replication";
-const OWN_SERVER_OPTIONS: [&str; 3] = ["cluster", "priority", "weight"];
+const OWN_SERVER_OPTIONS: [&str; 4] = ["cluster", "discover", "priority", "weight"];
 const MAPPING_OPTIONS: [&str; 6] = [
     "user",
     "password",
@@ -211,12 +211,14 @@ fn check_server(given: &[Given]) {
             "weight" => check_integer(name, value, 1, 1000),
             "cluster" => check_cluster_name(value),
             "host" | "hostaddr" => check_host(name, value),
+            "discover" => check_discover(value, given),
             _ => {}
         }
     }
+    // `check_discover` has seen to the host of a name that is looked up.
     if !given
         .iter()
-        .any(|g| g.name == "host" || g.name == "hostaddr")
+        .any(|g| matches!(g.name.as_str(), "host" | "hostaddr" | "discover"))
     {
         raise(
             PgSqlErrorCode::ERRCODE_FDW_OPTION_NAME_NOT_FOUND,
@@ -255,6 +257,32 @@ fn check_cluster_name(value: &str) {
             None,
         );
     }
+}
+
+fn check_discover(value: &str, given: &[Given]) {
+    let names = cluster::Source::NAMES;
+    let has = |name: &str| given.iter().any(|option| option.name == name);
+    let (detail, hint) = if !names.contains(&value) {
+        (format!("Valid values are {}.", names.join(" and ")), None)
+    } else if has("hostaddr") {
+        (
+            "A server that discovers addresses cannot name one.".into(),
+            Some("Leave out the option \"hostaddr\".".into()),
+        )
+    } else if value == "dns" && !has("host") {
+        (
+            "There is no name to look up.".into(),
+            Some("Add the option \"host\".".into()),
+        )
+    } else {
+        return;
+    };
+    raise(
+        PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+        format!("invalid value for option \"discover\": \"{value}\""),
+        Some(detail),
+        hint,
+    )
 }
 
 fn check_host(name: &str, value: &str) {

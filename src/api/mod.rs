@@ -8,6 +8,7 @@ mod everywhere;
 mod fdw;
 mod log;
 mod monitor;
+mod prewarm;
 mod queue;
 mod replicas;
 mod serve;

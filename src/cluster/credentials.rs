@@ -9,6 +9,7 @@
 //! Fixed keywords come last and so win over options.
 
 use std::ffi::CStr;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use pgrx::pg_sys;
 
@@ -17,7 +18,7 @@ use crate::net::pool::{self, PoolKey};
 use crate::net::{ConnectParameters, NetError};
 
 /// Server options that are ours and not libpq's.
-const OWN_SERVER_OPTIONS: [&str; 3] = ["cluster", "priority", "weight"];
+const OWN_SERVER_OPTIONS: [&str; 4] = ["cluster", "discover", "priority", "weight"];
 /// Milliseconds after which a replica process that computes notices that its coordinator is gone.
 const CONNECTION_CHECK_INTERVAL_MS: u32 = 500;
 
@@ -124,6 +125,10 @@ pub fn connect_parameters(
             parameters.set(name, value)?;
         }
     }
+    if replica.is_discovered {
+        // A host that the template names stays, for the server's certificate.
+        parameters.set("hostaddr", &replica.address)?;
+    }
     parameters.set("user", &user_name)?;
     match &mapping {
         Some(mapping) => {
@@ -161,6 +166,7 @@ pub fn connect_parameters(
     let server_oid = replica.server_oid;
     let key = PoolKey {
         server_oid,
+        address_hash: hash(&replica.address),
         mapping_user_oid,
         catalog_generation,
         user_oid: user,
@@ -225,6 +231,12 @@ fn session_options(purpose: Purpose) -> String {
         .iter()
         .map(|(name, value)| format!("-c {name}={value}"));
     settings.collect::<Vec<_>>().join(" ")
+}
+
+fn hash(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
 }
 
 fn has_usage(server: pg_sys::Oid, user: pg_sys::Oid) -> bool {

@@ -18,6 +18,7 @@
 mod catalog;
 mod credentials;
 
+use crate::shm::monitor;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
@@ -44,8 +45,11 @@ pub struct Replica {
     pub cluster: String,
     /// The option `host`, else `hostaddr`.
     pub host: String,
-    /// The option `hostaddr`, else `host`: where connections go.
+    /// The option `hostaddr`, else `host`, or what a template was found to stand for: where
+    /// connections go.
     pub address: String,
+    /// One of those that a template stands for.
+    pub is_discovered: bool,
     pub port: u16,
     /// Share of work relative to the others, 1 to 1000.
     pub weight: u32,
@@ -53,10 +57,30 @@ pub struct Replica {
     pub priority: i32,
 }
 
+/// A server that stands for replicas which the monitor finds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Template {
+    pub server_oid: pg_sys::Oid,
+    pub source: Source,
+}
+
+/// The option `discover`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The servers that stream from this one.
+    Streaming,
+    /// All addresses of a host name.
+    Dns(String),
+}
+
+impl Source {
+    pub const NAMES: [&str; 2] = ["pg_stat_replication", "dns"];
+}
+
 #[derive(Default)]
 struct Cache {
-    /// The generation that `clusters` was read at; `None` before the first read.
-    read_at: Option<u64>,
+    /// The generations that `clusters` was read at; `None` before the first read.
+    read_at: Option<(u64, u32)>,
     /// Sorted by name within each cluster.
     clusters: HashMap<String, Rc<[Replica]>>,
 }
@@ -98,20 +122,50 @@ pub fn all_replicas() -> Vec<Replica> {
     all
 }
 
+/// The template servers of this database.
+pub fn templates() -> Vec<Template> {
+    let servers = catalog::servers(WRAPPER).into_iter();
+    servers
+        .filter_map(|server| {
+            Some(Template {
+                source: source(&server)?,
+                server_oid: server.oid,
+            })
+        })
+        .collect()
+}
+
+fn source(server: &catalog::Server) -> Option<Source> {
+    let options = &server.options;
+    match options.text("discover")? {
+        "pg_stat_replication" => Some(Source::Streaming),
+        "dns" => Some(Source::Dns(options.text("host")?.to_owned())),
+        _ => None,
+    }
+}
+
 /// Reads the catalog if something may have changed and a transaction allows it.
 fn refresh() {
-    let generation = generation();
+    let generation = (generation(), monitor::discoveries());
     if CACHE.with(|cache| cache.borrow().read_at == Some(generation)) || !catalog::is_readable() {
         return;
     }
     let mut clusters: HashMap<String, Vec<Replica>> = HashMap::new();
+    let discovered = monitor::discovered();
     // The cache is not borrowed here: reading takes locks and may raise an error.
     for server in catalog::servers(WRAPPER) {
-        let replica = Replica::from_server(server);
-        clusters
-            .entry(replica.cluster.clone())
-            .or_default()
-            .push(replica);
+        let is_template = source(&server).is_some();
+        let defined = Replica::from_server(server);
+        let cluster = defined.cluster.clone();
+        let replicas = match is_template {
+            false => vec![defined],
+            true => discovered
+                .iter()
+                .filter(|(template, _)| *template == defined.server_oid)
+                .map(|(_, address)| defined.at(address))
+                .collect(),
+        };
+        clusters.entry(cluster).or_default().extend(replicas);
     }
     let clusters = clusters.into_iter().map(|(cluster, mut replicas)| {
         replicas.sort_by(|a, b| a.name.cmp(&b.name));
@@ -138,6 +192,7 @@ impl Replica {
             .unwrap_or_default();
         let address = options.text("hostaddr").unwrap_or(host);
         Replica {
+            is_discovered: false,
             server_oid: server.oid,
             address: address.to_owned(),
             cluster: options
@@ -155,6 +210,22 @@ impl Replica {
                 .unwrap_or(DEFAULT_PRIORITY)
                 .max(0),
             name: server.name,
+        }
+    }
+}
+
+impl Replica {
+    /// The replica at an address that this definition, a template, stands for.
+    fn at(&self, address: &str) -> Replica {
+        Replica {
+            name: format!("{}/{address}", self.name),
+            host: match self.host.is_empty() {
+                true => address.to_owned(),
+                false => self.host.clone(),
+            },
+            address: address.to_owned(),
+            is_discovered: true,
+            ..self.clone()
         }
     }
 }

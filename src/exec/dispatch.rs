@@ -156,9 +156,9 @@ impl Dispatch {
         let known = cluster::all_replicas();
         let mut links = Vec::with_capacity(replicas.len() * per_replica);
         for (index, planned) in replicas.iter().enumerate() {
-            let replica = known
-                .iter()
-                .find(|known| known.server_oid.to_u32() == planned.server);
+            let replica = known.iter().find(|known| {
+                known.server_oid.to_u32() == planned.server && choice::key(known) == planned.key
+            });
             for number in 0..per_replica {
                 let process = first_process + (index * per_replica + number) as u16;
                 let replica_number = first_replica + index as u16;
@@ -238,12 +238,11 @@ impl Dispatch {
             if links.peek().is_none() {
                 continue;
             }
-            let server = pg_sys::Oid::from(planned.server);
             count_trouble(planned, links.clone());
             if links.clone().any(|link| link.was_connected) {
-                health::succeeded(server);
+                health::succeeded(planned.key);
             } else if links.any(|link| link.connect_failed) {
-                health::failed(server);
+                health::failed(planned.key);
             }
         }
     }
@@ -359,7 +358,7 @@ fn open(
     let connection = match pool::take(&target.key, shared.pool_limits) {
         Some(connection) => connection,
         None => {
-            if let Some(wait_ms) = health::retry_in_ms(replica.server_oid, choice::key(replica)) {
+            if let Some(wait_ms) = health::retry_in_ms(choice::key(replica)) {
                 return Err(format!("failed recently, is tried again in {wait_ms} ms"));
             }
             Connection::start(&target.parameters).map_err(|error| error.to_string())?

@@ -6,7 +6,6 @@
 
 use crate::pg::wait::now_micros;
 use crate::shm::monitor::{self, Key};
-use pgrx::pg_sys;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
@@ -21,16 +20,16 @@ struct Trouble {
 }
 
 thread_local! {
-    static TROUBLES: RefCell<HashMap<pg_sys::Oid, Trouble>> = RefCell::default();
+    static TROUBLES: RefCell<HashMap<Key, Trouble>> = RefCell::default();
 }
 
 /// Milliseconds until an attempt is due; None if it is.
-pub fn retry_in_ms(server: pg_sys::Oid, key: Key) -> Option<u64> {
+pub fn retry_in_ms(replica: Key) -> Option<u64> {
     let now = now_micros();
     TROUBLES.with_borrow(|troubles| {
-        let trouble = troubles.get(&server)?;
+        let trouble = troubles.get(&replica)?;
         let left = trouble.retry_at.checked_sub(now)?;
-        let entry = monitor::look(&[key]).pop().flatten();
+        let entry = monitor::look(&[replica]).pop().flatten();
         if entry.is_some_and(|entry| entry.probe.answered_at > trouble.failed_at) {
             return None;
         }
@@ -38,10 +37,10 @@ pub fn retry_in_ms(server: pg_sys::Oid, key: Key) -> Option<u64> {
     })
 }
 
-pub fn failed(server: pg_sys::Oid) {
+pub fn failed(replica: Key) {
     let now = now_micros();
     TROUBLES.with_borrow_mut(|troubles| {
-        let trouble = troubles.entry(server).or_insert(Trouble {
+        let trouble = troubles.entry(replica).or_insert(Trouble {
             pause_us: FIRST_PAUSE_US / 2,
             retry_at: 0,
             failed_at: 0,
@@ -52,6 +51,6 @@ pub fn failed(server: pg_sys::Oid) {
     });
 }
 
-pub fn succeeded(server: pg_sys::Oid) {
-    TROUBLES.with_borrow_mut(|troubles| troubles.remove(&server));
+pub fn succeeded(replica: Key) {
+    TROUBLES.with_borrow_mut(|troubles| troubles.remove(&replica));
 }

@@ -18,5 +18,5 @@ mod probe;
 pub mod shipment;
 mod start;
 mod state;
-mod tasks;
+pub mod tasks;
 mod watch;

@@ -10,6 +10,7 @@ use crate::shm::monitor::ServerState;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use parallel_replicas_core::machine::Load;
 use std::ffi::CStr;
+use std::net::ToSocketAddrs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -27,10 +28,14 @@ const QUESTION: &CStr = c"SELECT system_identifier, instance_id, in_recovery, ti
     memory_limit, running_fragments, server_version_num FROM parallel_replicas.server_state()";
 
 /// What a thread found out.
-pub struct Finding {
-    /// Position of the replica in the list.
-    pub replica: usize,
-    pub answer: Result<ServerState, Silence>,
+pub enum Finding {
+    Look {
+        /// Position of the replica in the list.
+        replica: usize,
+        answer: Result<ServerState, Silence>,
+    },
+    /// What the host name of a template server stands for.
+    Addresses { server: u32, addresses: Vec<String> },
 }
 
 /// Why there is no answer.
@@ -98,8 +103,13 @@ impl Drop for SignalsBlocked {
 }
 
 impl Probers {
-    /// Starts a thread for each replica; none of them is active yet.
-    pub fn start(replicas: Vec<ConnectParameters>, interval_ms: u64) -> std::io::Result<Self> {
+    /// Starts a thread for each replica, none of them active yet, and for each host name that a
+    /// template server stands for.
+    pub fn start(
+        replicas: Vec<ConnectParameters>,
+        hosts: Vec<(u32, String)>,
+        interval_ms: u64,
+    ) -> std::io::Result<Self> {
         let common = Arc::new(Common {
             stop: event()?,
             findings: event()?,
@@ -111,20 +121,30 @@ impl Probers {
         let probers = Probers { common, receiver };
         let _blocked = SignalsBlocked::new();
         for (replica, parameters) in replicas.into_iter().enumerate() {
-            let (common, sender) = (Arc::clone(&probers.common), sender.clone());
-            probers.common.running.fetch_add(1, Ordering::SeqCst);
-            let started = std::thread::Builder::new()
-                .stack_size(STACK_BYTES)
-                .spawn(move || {
-                    work(replica, parameters, &common, &sender);
-                    common.running.fetch_sub(1, Ordering::SeqCst);
-                });
-            if let Err(error) = started {
-                probers.common.running.fetch_sub(1, Ordering::SeqCst);
-                return Err(error);
-            }
+            let sender = sender.clone();
+            probers.spawn(move |common| look_again(replica, parameters, common, &sender))?;
+        }
+        for (server, host) in hosts {
+            let sender = sender.clone();
+            probers.spawn(move |common| resolve_again(server, &host, common, &sender))?;
         }
         Ok(probers)
+    }
+
+    fn spawn(&self, life: impl FnOnce(&Common) + Send + 'static) -> std::io::Result<()> {
+        let common = Arc::clone(&self.common);
+        common.running.fetch_add(1, Ordering::SeqCst);
+        let started = std::thread::Builder::new()
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                life(&common);
+                common.running.fetch_sub(1, Ordering::SeqCst);
+            });
+        if let Err(error) = started {
+            self.common.running.fetch_sub(1, Ordering::SeqCst);
+            return Err(error);
+        }
+        Ok(())
     }
 
     /// The descriptor that is readable when there are findings.
@@ -181,34 +201,70 @@ impl Stopper {
     }
 }
 
-/// A thread's life.
-fn work(replica: usize, parameters: ConnectParameters, common: &Common, sender: &Sender<Finding>) {
+/// The life of a thread that looks at a replica.
+fn look_again(
+    replica: usize,
+    parameters: ConnectParameters,
+    common: &Common,
+    sender: &Sender<Finding>,
+) {
     let parameters = Rc::new(parameters);
     let stop = common.stop.as_raw_fd();
     let mut connection = None;
     loop {
         let started = Instant::now();
-        let interval = Duration::from_millis(common.interval_ms.load(Ordering::Relaxed).max(1));
+        let interval = common.interval();
         if common.active[replica].load(Ordering::Relaxed) {
             let answer = look(&parameters, &mut connection, started + interval, stop);
-            let mut finding = Finding { replica, answer };
-            // The main thread may be slow, or gone.
-            while let Err(error) = sender.try_send(finding) {
-                match error {
-                    crossbeam_channel::TrySendError::Full(again) => finding = again,
-                    crossbeam_channel::TrySendError::Disconnected(_) => return,
-                }
-                if !thread::sleep(Duration::from_millis(10), stop) {
-                    return;
-                }
+            if !common.report(Finding::Look { replica, answer }, sender) {
+                return;
             }
-            signal(common.findings.as_raw_fd());
         } else {
             connection = None;
         }
         if !thread::sleep(interval.saturating_sub(started.elapsed()), stop) {
             return;
         }
+    }
+}
+
+/// The life of a thread that looks a host name up. A name that cannot be looked up keeps the
+/// addresses that it had.
+fn resolve_again(server: u32, host: &str, common: &Common, sender: &Sender<Finding>) {
+    loop {
+        if let Ok(found) = (host, 0).to_socket_addrs() {
+            let mut addresses: Vec<String> = found.map(|at| at.ip().to_string()).collect();
+            addresses.sort();
+            addresses.dedup();
+            if !common.report(Finding::Addresses { server, addresses }, sender) {
+                return;
+            }
+        }
+        if !thread::sleep(common.interval(), common.stop.as_raw_fd()) {
+            return;
+        }
+    }
+}
+
+impl Common {
+    fn interval(&self) -> Duration {
+        Duration::from_millis(self.interval_ms.load(Ordering::Relaxed).max(1))
+    }
+
+    /// Hands a finding to the main thread, which may be slow. False if it is gone, or the thread is to
+    /// stop.
+    fn report(&self, mut finding: Finding, sender: &Sender<Finding>) -> bool {
+        while let Err(error) = sender.try_send(finding) {
+            match error {
+                crossbeam_channel::TrySendError::Full(again) => finding = again,
+                crossbeam_channel::TrySendError::Disconnected(_) => return false,
+            }
+            if !thread::sleep(Duration::from_millis(10), self.stop.as_raw_fd()) {
+                return false;
+            }
+        }
+        signal(self.findings.as_raw_fd());
+        true
     }
 }
 

@@ -1,13 +1,13 @@
 //! The worker of one database: reads its definitions of replicas once, leaves the database, and then
 //! publishes what the helper threads find, until a definition changes.
 
-use super::prober::{Finding, Probers, Stopper};
+use super::prober::{Finding, Probers, Silence, Stopper};
 use super::{serve_signals, take_signals};
-use crate::cluster::{self, Purpose, Replica};
+use crate::cluster::{self, Purpose, Replica, Source, Template};
 use crate::net::ConnectParameters;
 use crate::pg::{proc, wait};
 use crate::settings::replicas::{monitor_interval_ms, monitor_user};
-use crate::shm::monitor::{self, DatabaseState, Key, Outcome, replica_key};
+use crate::shm::monitor::{self, DatabaseState, Key, Outcome, ServerState, replica_key};
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
 use std::ffi::CString;
@@ -68,22 +68,28 @@ pub extern "C-unwind" fn parallel_replicas_monitor(argument: pg_sys::Datum) {
             pg_sys::Datum::from(0_usize),
         );
     }
-    let watched = pgrx::bgworkers::BackgroundWorker::transaction(AssertUnwindSafe(definitions));
+    let (watched, templates) =
+        pgrx::bgworkers::BackgroundWorker::transaction(AssertUnwindSafe(definitions));
     // SAFETY: plain pointer into static memory.
     unsafe { pg_sys::debug_query_string = std::ptr::null() };
-    if watched.is_empty() {
+    if watched.is_empty() && templates.is_empty() {
         AFTERWARDS.set(DatabaseState::Idle);
         return;
     }
     proc::leave_database();
-    watch(&watched, interval_ms, generation);
+    watch(&watched, &templates, interval_ms, generation);
 }
 
-/// All replicas of all clusters of this database, each address once, with the way to log in.
-fn definitions() -> Vec<Watched> {
+/// All replicas of all clusters of this database, each address once, with the way to log in, and
+/// the templates. What streams from here is looked up first, so that it is among the replicas.
+fn definitions() -> (Vec<Watched>, Vec<Template>) {
     let Some(user) = user() else {
-        return Vec::new();
+        return (Vec::new(), Vec::new());
     };
+    let templates = cluster::templates();
+    let servers: Vec<pg_sys::Oid> = templates.iter().map(|known| known.server_oid).collect();
+    monitor::keep_discovered(DATABASE.get(), &servers);
+    discover_streaming(&templates);
     let mut watched: Vec<Watched> = Vec::new();
     for replica in cluster::all_replicas() {
         let key = replica_key(&replica.address, replica.port);
@@ -94,7 +100,20 @@ fn definitions() -> Vec<Watched> {
             });
         }
     }
-    watched
+    (watched, templates)
+}
+
+/// Publishes what streams from this server. Answers whether that has changed.
+fn discover_streaming(templates: &[Template]) -> bool {
+    let mut streaming = None;
+    let mut changed = false;
+    for template in templates {
+        if template.source == Source::Streaming {
+            let addresses = streaming.get_or_insert_with(proc::streaming_addresses);
+            changed |= monitor::set_discovered(DATABASE.get(), template.server_oid, addresses);
+        }
+    }
+    changed
 }
 
 fn parameters(
@@ -130,7 +149,7 @@ fn user() -> Option<Result<pg_sys::Oid, String>> {
     })
 }
 
-fn watch(watched: &[Watched], interval_ms: u64, generation: u64) {
+fn watch(watched: &[Watched], templates: &[Template], interval_ms: u64, generation: u64) {
     let mut tried = Vec::new();
     let mut keys = Vec::new();
     for replica in watched {
@@ -146,7 +165,13 @@ fn watch(watched: &[Watched], interval_ms: u64, generation: u64) {
         // SAFETY: main thread; a counter in PostgreSQL's books of descriptors.
         unsafe { pg_sys::ReserveExternalFD() };
     }
-    let probers = match Probers::start(tried, interval_ms) {
+    let hosts = templates
+        .iter()
+        .filter_map(|template| match &template.source {
+            Source::Dns(host) => Some((template.server_oid.to_u32(), host.clone())),
+            Source::Streaming => None,
+        });
+    let probers = match Probers::start(tried, hosts.collect(), interval_ms) {
         Ok(probers) => probers,
         Err(error) => {
             pgrx::warning!("monitor of parallel_replicas could not start its threads: {error}");
@@ -169,7 +194,7 @@ fn watch(watched: &[Watched], interval_ms: u64, generation: u64) {
                 return;
             };
             probers.set_interval(interval_ms);
-            if has_changed(generation) {
+            if has_changed(generation) || discover_streaming(templates) {
                 AFTERWARDS.set(DatabaseState::Wanted);
                 return;
             }
@@ -178,7 +203,10 @@ fn watch(watched: &[Watched], interval_ms: u64, generation: u64) {
             }
         }
         for finding in probers.findings() {
-            publish(&keys, finding);
+            if publish(&keys, finding) {
+                AFTERWARDS.set(DatabaseState::Wanted);
+                return;
+            }
         }
         let findings = wait::Interest {
             socket: probers.findings_event(),
@@ -210,11 +238,23 @@ unsafe extern "C-unwind" fn at_database_change(_argument: pg_sys::Datum, cache: 
     }
 }
 
-fn publish(keys: &[Key], finding: Finding) {
-    let Some(key) = keys.get(finding.replica) else {
-        return;
-    };
-    match finding.answer {
+/// Answers whether the replicas are others than before.
+fn publish(keys: &[Key], finding: Finding) -> bool {
+    match finding {
+        Finding::Look { replica, answer } => {
+            if let Some(key) = keys.get(replica) {
+                publish_look(key, answer);
+            }
+            false
+        }
+        Finding::Addresses { server, addresses } => {
+            monitor::set_discovered(DATABASE.get(), pg_sys::Oid::from(server), &addresses)
+        }
+    }
+}
+
+fn publish_look(key: &Key, answer: Result<ServerState, Silence>) {
+    match answer {
         Ok(mut state) => {
             state.lag_bytes = match state.in_recovery {
                 true => proc::own_position().saturating_sub(state.replay_lsn),

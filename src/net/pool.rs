@@ -32,6 +32,8 @@ use super::error::NetError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PoolKey {
     pub server_oid: pg_sys::Oid,
+    /// A template server stands for several addresses.
+    pub address_hash: u64,
     /// Owner of the user mapping that gave the credentials; invalid for the PUBLIC mapping.
     pub mapping_user_oid: pg_sys::Oid,
     /// [`catalog_generation`] from before the parameters were read.

@@ -110,7 +110,20 @@ pub fn query_wait(
     deadline: Instant,
 ) -> Result<QueryResult, NetError> {
     connection.send_query(sql)?;
-    let mut last: Option<QueryResult> = None;
+    let last = answers_wait(connection, deadline)?.pop();
+    last.ok_or(NetError::NotReady)
+}
+
+/// The results of what was sent with [`Connection::send_query`], one for each statement.
+///
+/// # Errors
+/// As for [`query_wait`].
+pub fn answers_wait(
+    connection: &mut Connection,
+    deadline: Instant,
+) -> Result<Vec<QueryResult>, NetError> {
+    let mut answers = Vec::new();
+    let mut failure = None;
     loop {
         match connection.next_result() {
             ResultRead::Result(result) => {
@@ -118,9 +131,11 @@ pub fn query_wait(
                     // A copy would never end here. The caller's connection is not clean now.
                     return Err(NetError::NotReady);
                 }
-                let failed = last.as_ref().is_some_and(|r| r.error().is_some());
-                if !failed {
-                    last = Some(result);
+                match result.into_ok() {
+                    Ok(answer) => answers.push(answer),
+                    Err(error) => {
+                        failure.get_or_insert(error);
+                    }
                 }
                 continue;
             }
@@ -139,14 +154,13 @@ pub fn query_wait(
             }
             SocketWait::Ready { readable: true, .. } => {
                 if let Err(lost) = connection.consume_input() {
-                    let told = last.and_then(|result| result.into_ok().err());
-                    return Err(told.or_else(|| connection.last_words()).unwrap_or(lost));
+                    return Err(failure.or_else(|| connection.last_words()).unwrap_or(lost));
                 }
             }
             SocketWait::Ready { .. } => {}
         }
     }
-    last.ok_or(NetError::NotReady)?.into_ok()
+    failure.map_or(Ok(answers), Err)
 }
 
 /// Sleeps, serving interrupts.

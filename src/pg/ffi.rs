@@ -159,6 +159,12 @@ guarded! {
         start_address: *mut *mut c_char,
     ) -> ();
     fn datumRestore(start_address: *mut *mut c_char, isnull: *mut bool) -> pg_sys::Datum;
+    // pg_inherits.c
+    fn find_all_inheritors(
+        parent: pg_sys::Oid,
+        lock_mode: c_int,
+        numbers: *mut *mut pg_sys::List,
+    ) -> *mut pg_sys::List;
     // pg_locale.c
     fn get_collation_actual_version(provider: c_char, name: *const c_char) -> *mut c_char;
     // nodeFuncs.c

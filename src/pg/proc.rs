@@ -182,3 +182,47 @@ pub fn host_name() -> std::io::Result<String> {
         _ => Err(std::io::Error::last_os_error()),
     }
 }
+
+/// Addresses of the servers that stream from this one, sorted, each once; connections over a Unix
+/// socket have none.
+pub fn streaming_addresses() -> Vec<String> {
+    let mut addresses = Vec::new();
+    // SAFETY: main thread; the entries are this process's own copy until it is cleared, and an
+    // address is as long as it says.
+    unsafe {
+        for index in 1..=pg_sys::pgstat_fetch_stat_numbackends() {
+            let entry = pg_sys::pgstat_fetch_stat_local_beentry(index);
+            if entry.is_null() {
+                continue;
+            }
+            let entry = &(*entry).backendStatus;
+            if entry.st_backendType != pg_sys::BackendType::B_WAL_SENDER {
+                continue;
+            }
+            let client = &entry.st_clientaddr;
+            let family = i32::from(client.addr.ss_family);
+            if family != libc::AF_INET && family != libc::AF_INET6 {
+                continue;
+            }
+            let mut text = [0_u8; 64];
+            let status = libc::getnameinfo(
+                (&raw const client.addr).cast(),
+                client.salen,
+                text.as_mut_ptr().cast(),
+                text.len() as libc::socklen_t,
+                std::ptr::null_mut(),
+                0,
+                libc::NI_NUMERICHOST,
+            );
+            if status == 0
+                && let Ok(text) = std::ffi::CStr::from_bytes_until_nul(&text)
+            {
+                addresses.push(text.to_string_lossy().into_owned());
+            }
+        }
+        pg_sys::pgstat_clear_backend_activity_snapshot();
+    }
+    addresses.sort();
+    addresses.dedup();
+    addresses
+}

@@ -10,7 +10,7 @@ use parallel_replicas_core::machine::Load;
 use pgrx::pg_sys;
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Replicas that are remembered; the one that nobody has asked about for longest makes room.
@@ -19,6 +19,9 @@ const DATABASES_MAX: usize = 256;
 /// Clusters that have a turn of their own for round_robin; all further ones share the last.
 const POOLS_MAX: usize = 64;
 const TEXT_BYTES_MAX: usize = 232;
+/// Addresses that templates stand for, of all databases together; further ones are left out.
+const DISCOVERED_MAX: usize = 256;
+const ADDRESS_BYTES_MAX: usize = 64;
 
 /// Name of a thing in here: a hash of what it is. Zero: free.
 pub type Key = [u64; 2];
@@ -152,6 +155,16 @@ struct Database {
     changed_at: i64,
 }
 
+/// An address that a template server of a database stands for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+struct Discovered {
+    /// 0: free.
+    database: u32,
+    server: u32,
+    address: [u8; ADDRESS_BYTES_MAX],
+}
+
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Pool {
@@ -168,6 +181,7 @@ struct State {
     entries_used: usize,
     entries: [Entry; ENTRIES_MAX],
     pools: [Pool; POOLS_MAX],
+    discovered: [Discovered; DISCOVERED_MAX],
 }
 
 /// The part of shared memory. All zero is a valid beginning, except for the lock.
@@ -176,6 +190,8 @@ pub struct Area {
     lock: UnsafeCell<pg_sys::LWLock>,
     state: UnsafeCell<State>,
     serving: AtomicI32,
+    /// Counts the changes of what was discovered.
+    discoveries: AtomicU32,
 }
 
 // SAFETY: `state` is touched under `lock` only.
@@ -398,6 +414,96 @@ pub fn publish(key: Key, outcome: Outcome, state_of: Option<ServerState>, troubl
     });
 }
 
+/// Replaces what a template server stands for. Answers whether that is something else than before.
+pub fn set_discovered(database: pg_sys::Oid, server: pg_sys::Oid, addresses: &[String]) -> bool {
+    let (database, server) = (database.to_u32(), server.to_u32());
+    let mut wanted: Vec<Discovered> = addresses
+        .iter()
+        .filter(|address| address.len() < ADDRESS_BYTES_MAX)
+        .map(|text| {
+            let mut address = [0; ADDRESS_BYTES_MAX];
+            address[..text.len()].copy_from_slice(text.as_bytes());
+            Discovered {
+                database,
+                server,
+                address,
+            }
+        })
+        .collect();
+    let changed = write(|state| {
+        let mut changed = false;
+        for known in &mut state.discovered {
+            if known.database == database && known.server == server {
+                match wanted.iter().position(|wanted| wanted == known) {
+                    Some(place) => drop(wanted.swap_remove(place)),
+                    None => {
+                        known.database = 0;
+                        changed = true;
+                    }
+                }
+            }
+        }
+        for new in wanted.drain(..) {
+            if let Some(free) = state
+                .discovered
+                .iter_mut()
+                .find(|known| known.database == 0)
+            {
+                *free = new;
+                changed = true;
+            }
+        }
+        changed
+    });
+    let changed = changed.unwrap_or(false);
+    if changed && let Some(shared) = super::shared() {
+        shared.monitor.discoveries.fetch_add(1, Ordering::Relaxed);
+    }
+    changed
+}
+
+/// Forgets what servers of a database stood for that are no templates any more.
+pub fn keep_discovered(database: pg_sys::Oid, servers: &[pg_sys::Oid]) {
+    write(|state| {
+        for known in &mut state.discovered {
+            if known.database == database.to_u32()
+                && !servers.iter().any(|server| server.to_u32() == known.server)
+            {
+                known.database = 0;
+            }
+        }
+    });
+}
+
+/// What the template servers of this session's database stand for: server and address.
+pub fn discovered() -> Vec<(pg_sys::Oid, String)> {
+    // SAFETY: plain global.
+    let database = unsafe { pg_sys::MyDatabaseId }.to_u32();
+    let mut found = Vec::new();
+    read(|state| {
+        for known in state
+            .discovered
+            .iter()
+            .filter(|known| known.database == database)
+        {
+            let end = known.address.iter().position(|byte| *byte == 0);
+            let address = &known.address[..end.unwrap_or(ADDRESS_BYTES_MAX)];
+            found.push((
+                pg_sys::Oid::from(known.server),
+                String::from_utf8_lossy(address).into_owned(),
+            ));
+        }
+    });
+    found
+}
+
+/// Changes whenever [`discovered`] may.
+pub fn discoveries() -> u32 {
+    super::shared().map_or(0, |shared| {
+        shared.monitor.discoveries.load(Ordering::Relaxed)
+    })
+}
+
 /// This server's own load, by the launcher.
 pub fn set_load(load: Load) {
     write(|state| state.load = load);
@@ -457,6 +563,11 @@ pub fn keep_databases(oids: &[pg_sys::Oid]) {
         for database in &mut state.databases {
             if !oids.iter().any(|oid| oid.to_u32() == database.oid) {
                 database.oid = 0;
+            }
+        }
+        for known in &mut state.discovered {
+            if !oids.iter().any(|oid| oid.to_u32() == known.database) {
+                known.database = 0;
             }
         }
     });

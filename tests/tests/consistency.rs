@@ -576,7 +576,8 @@ fn all_replicas_may_die() {
 
 #[test]
 fn a_promoted_replica_takes_no_part() {
-    let cluster = scene(2, &[]);
+    // The monitor would leave it out before the guard is asked.
+    let cluster = scene(2, &[("parallel_replicas.monitor_interval", "0")]);
     let query = slow_in_background(&cluster, "");
     wait_serving(&cluster, 1);
     cluster.promote(1);

@@ -91,3 +91,19 @@ fn the_page_of_clusters_lists_its_settings() {
         );
     }
 }
+
+/// The SQL of the page about discovery can be executed as it stands.
+#[test]
+fn the_sql_of_the_page_of_discovery_works() {
+    let cluster = Cluster::builder().start();
+    let page = document("docs/discovery.md");
+    let blocks: Vec<&str> = page
+        .split("```sql\n")
+        .skip(1)
+        .map(|rest| rest.split("```").next().unwrap_or_default())
+        .collect();
+    assert_eq!(blocks.len(), 3);
+    for block in blocks {
+        cluster.psql(PRIMARY, block);
+    }
+}

@@ -467,3 +467,209 @@ fn sixty_dead_replicas_do_not_delay_queries() {
 
 const EVENT_UNAVAILABLE: &str = "SELECT value::text FROM parallel_replicas.events
     WHERE event = 'ParallelReplicasUnavailableCount'";
+
+/// A template server stands for whoever streams; who stops disappears.
+#[test]
+fn standbys_are_discovered() {
+    let mut cluster = Cluster::builder()
+        .standbys(1)
+        .setting("parallel_replicas.monitor_interval", "1s")
+        .start();
+    cluster.psql(
+        PRIMARY,
+        &format!(
+            "CREATE EXTENSION parallel_replicas;
+             CREATE SERVER standbys FOREIGN DATA WRAPPER parallel_replicas
+                 OPTIONS (discover 'pg_stat_replication', port '{port}');
+             CREATE USER MAPPING FOR CURRENT_USER SERVER standbys;
+             CREATE SERVER named FOREIGN DATA WRAPPER parallel_replicas
+                 OPTIONS (discover 'dns', host 'localhost', port '{port}', cluster 'named');
+             CREATE USER MAPPING FOR CURRENT_USER SERVER named;
+             CREATE TABLE t AS SELECT generate_series(1, 1000) AS i; ANALYZE t",
+            port = cluster.port(1)
+        ),
+    );
+    let mut client = cluster.connect(PRIMARY);
+    let found = "SELECT coalesce(string_agg(name || ' ' || usable || ' ' || coalesce(role, ''),
+            ', ' ORDER BY name), 'none')
+        FROM parallel_replicas.replicas WHERE cluster = 'default'";
+    wait_until(SOON, "the standby is found and answers", || {
+        text(&mut client, found) == "standbys/127.0.0.1 true standby"
+    });
+    cluster.wait_all_caught_up();
+    client
+        .batch_execute(
+            "SET enable_parallel_replicas = 2; SET parallel_replicas_local_plan = off;
+             SET parallel_replicas.connect_timeout = '20s'",
+        )
+        .unwrap();
+    for cluster in ["default", "named"] {
+        client
+            .batch_execute(&format!("SET cluster_for_parallel_replicas = '{cluster}'"))
+            .unwrap();
+        let server = if cluster == "named" {
+            "named"
+        } else {
+            "standbys"
+        };
+        wait_until(SOON, "the address of localhost is known", || {
+            text(
+                &mut client,
+                &format!(
+                    "SELECT count(*)::text FROM parallel_replicas.replicas
+                     WHERE name = '{server}/127.0.0.1' AND reachable"
+                ),
+            ) == "1"
+        });
+        let used: i64 = client
+            .query("EXPLAIN (ANALYZE, COSTS OFF) SELECT count(*) FROM t", &[])
+            .unwrap()
+            .iter()
+            .filter(|row| {
+                row.get::<_, String>(0)
+                    .contains(&format!("Replica: {server}/127.0.0.1 links=2/2"))
+            })
+            .count() as i64;
+        assert!(used == 1 || cluster == "named", "{cluster}");
+        assert_eq!(text(&mut client, "SELECT count(*)::text FROM t"), "1000");
+    }
+    cluster.stop(1, StopMode::Fast);
+    wait_until(SOON, "nobody streams", || {
+        text(&mut client, found) == "none"
+    });
+    cluster.start(1);
+    wait_until(SOON, "the standby is found again", || {
+        text(&mut client, found) == "standbys/127.0.0.1 true standby"
+    });
+    for (options, detail) in [
+        (
+            "discover 'etcd'",
+            "Valid values are pg_stat_replication and dns.",
+        ),
+        ("discover 'dns'", "There is no name to look up."),
+        (
+            "discover 'dns', host 'h', hostaddr '1.2.3.4'",
+            "A server that discovers addresses cannot name one.",
+        ),
+    ] {
+        let error = client
+            .batch_execute(&format!(
+                "CREATE SERVER bad FOREIGN DATA WRAPPER parallel_replicas OPTIONS ({options})"
+            ))
+            .unwrap_err();
+        let error = error.as_db_error().unwrap();
+        assert_eq!(error.detail(), Some(detail));
+        assert_eq!(error.code().code(), "22023");
+    }
+}
+
+/// Each server loads its own segments, all of them together the table.
+#[test]
+fn a_table_is_loaded_by_its_owners() {
+    let mut cluster = cluster(2);
+    let mut client = cluster.connect(PRIMARY);
+    client
+        .batch_execute(
+            "CREATE TABLE p (i int, pad text) PARTITION BY RANGE (i);
+             CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (20000);
+             CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (20000) TO (60001);
+             INSERT INTO p SELECT i, repeat('x', 500) FROM generate_series(1, 60000) i;
+             CREATE EXTENSION pg_buffercache;
+             SET parallel_replicas.granule_blocks = 16;
+             SET parallel_replicas.connect_timeout = '20s'",
+        )
+        .unwrap();
+    cluster.wait_all_caught_up();
+    let cached = |cluster: &Cluster, node: usize| -> i64 {
+        text(
+            &mut cluster.connect(node),
+            "SELECT count(*)::text FROM pg_buffercache b
+             JOIN pg_class c ON b.relfilenode = pg_relation_filenode(c.oid)
+             WHERE c.relname IN ('p1', 'p2') AND b.relforknumber = 0",
+        )
+        .parse()
+        .unwrap()
+    };
+    // A restart makes the caches cold, which replay has filled. The checkpoint keeps it from doing so
+    // again.
+    client.batch_execute("CHECKPOINT").unwrap();
+    cluster.wait_all_caught_up();
+    for node in [1, 2] {
+        cluster.connect(node).batch_execute("CHECKPOINT").unwrap();
+        cluster.restart(node, StopMode::Fast);
+        cluster.wait_streaming(node);
+        assert_eq!(cached(&cluster, node), 0, "node {node}");
+    }
+    let restarted = text(&mut client, "SELECT clock_timestamp()::text");
+    wait_until(SOON, "the replicas answer again", || {
+        text(
+            &mut client,
+            &format!(
+                "SELECT count(*)::text FROM parallel_replicas.replicas
+                 WHERE reachable AND answered_at > '{restarted}'"
+            ),
+        ) == "2"
+    });
+    let blocks: i64 = text(
+        &mut client,
+        "SELECT ((pg_relation_size('p1') + pg_relation_size('p2')) / 8192)::text",
+    )
+    .parse()
+    .unwrap();
+    let rows = client
+        .query(
+            "SELECT * FROM parallel_replicas.prewarm('p') ORDER BY replica NULLS FIRST",
+            &[],
+        )
+        .unwrap();
+    let names: Vec<Option<String>> = rows.iter().map(|row| row.get("replica")).collect();
+    assert_eq!(
+        names,
+        [
+            None,
+            Some("standby1".to_owned()),
+            Some("standby2".to_owned())
+        ]
+    );
+    let shares: Vec<i64> = rows.iter().map(|row| row.get("blocks")).collect();
+    println!("{shares:?} of {blocks} blocks");
+    assert_eq!(shares.iter().sum::<i64>(), blocks);
+    assert!(
+        shares.iter().all(|share| *share > blocks / 10),
+        "{shares:?}"
+    );
+    for row in &rows {
+        assert_eq!(row.get::<_, Option<String>>("error"), None);
+        assert!(row.get::<_, f64>("milliseconds") > 0.0);
+    }
+    // They are really there.
+    for (node, share) in [1, 2].into_iter().zip(&shares[1..]) {
+        assert_eq!(cached(&cluster, node), *share, "node {node}");
+    }
+    // Rights are asked for.
+    client
+        .batch_execute("CREATE ROLE stranger; SET ROLE stranger")
+        .unwrap();
+    for (query, code) in [
+        ("SELECT parallel_replicas.prewarm('p')", "42501"),
+        (
+            "SELECT parallel_replicas.prewarm_blocks('p'::regclass, 0, 1)",
+            "42501",
+        ),
+        ("SELECT parallel_replicas.server_state()", "42501"),
+    ] {
+        let error = client.batch_execute(query).unwrap_err();
+        assert_eq!(error.code().map(|code| code.code()), Some(code), "{query}");
+    }
+    client.batch_execute("RESET ROLE").unwrap();
+    for (query, code) in [
+        ("SELECT parallel_replicas.prewarm_blocks(1, 0, 1)", "42P01"),
+        (
+            "SELECT parallel_replicas.prewarm_blocks('p'::regclass, 0, 1)",
+            "42809",
+        ),
+    ] {
+        let error = client.batch_execute(query).unwrap_err();
+        assert_eq!(error.code().map(|code| code.code()), Some(code), "{query}");
+    }
+}

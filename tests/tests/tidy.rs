@@ -40,7 +40,7 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ("secret", vec!["error"]),
         ("shm", vec!["pg", "settings"]),
         ("net", vec!["pg", "error"]),
-        ("cluster", vec!["net", "pg"]),
+        ("cluster", vec!["net", "pg", "shm"]),
         ("log", vec!["pg", "settings", "shm"]),
         ("choice", vec!["pg", "shm", "settings", "cluster"]),
         ("monitor", vec!["net", "shm", "pg", "settings", "cluster"]),
@@ -62,10 +62,16 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
             ],
         ),
         (
+            "prewarm",
+            vec![
+                "net", "pg", "settings", "cluster", "choice", "error", "exec",
+            ],
+        ),
+        (
             "api",
             vec![
-                "cluster", "choice", "error", "net", "pg", "queue", "serve", "settings", "shm",
-                "log",
+                "cluster", "choice", "error", "net", "pg", "prewarm", "queue", "serve", "settings",
+                "shm", "log",
             ],
         ),
         ("queue", vec!["pg", "error", "plan", "monitor"]),
