@@ -80,7 +80,8 @@ fn run_with_replicas(client: &mut Client, script: &str) {
 }
 
 /// Everything is shipped, and only replicas read.
-const FORCED: &str = "SET parallel_replicas.debug_force = on; SET parallel_replicas_local_plan = off;
+const FORCED: &str =
+    "SET parallel_replicas.debug_force = on; SET parallel_replicas_local_plan = off;
      SET parallel_replicas.granule_blocks = 4";
 
 /// The statement's own transaction id comes after its snapshot, so its rows are nobody's yet.
@@ -95,10 +96,19 @@ fn bulk_writes_read_through_replicas() {
     );
     run(&mut client, FORCED);
     for (script, made) in [
-        ("CREATE TABLE made AS SELECT k, count(*), sum(i) FROM source GROUP BY k", "made"),
-        ("CREATE TABLE made2 AS SELECT * FROM source WHERE k < 3", "made2"),
+        (
+            "CREATE TABLE made AS SELECT k, count(*), sum(i) FROM source GROUP BY k",
+            "made",
+        ),
+        (
+            "CREATE TABLE made2 AS SELECT * FROM source WHERE k < 3",
+            "made2",
+        ),
         ("SELECT * INTO made3 FROM source WHERE k = 2", "made3"),
-        ("CREATE MATERIALIZED VIEW made4 AS SELECT * FROM source WHERE k = 1", "made4"),
+        (
+            "CREATE MATERIALIZED VIEW made4 AS SELECT * FROM source WHERE k = 1",
+            "made4",
+        ),
         (
             "BEGIN; SAVEPOINT a; CREATE TABLE made5 AS SELECT * FROM source WHERE k = 5;
              RELEASE a; COMMIT",
@@ -109,7 +119,10 @@ fn bulk_writes_read_through_replicas() {
         let query = format!("SELECT count(*)::text FROM {made}");
         assert_ne!(text(&mut client, &query), "0", "{script}");
     }
-    run_with_replicas(&mut client, "COPY (SELECT * FROM source WHERE k = 3) TO '/dev/null'");
+    run_with_replicas(
+        &mut client,
+        "COPY (SELECT * FROM source WHERE k = 3) TO '/dev/null'",
+    );
     let wanted = "SELECT (SELECT count(*) FROM source WHERE k < 3) || ' ' || count(*) FROM made2";
     let both = text(&mut client, wanted);
     let (a, b) = both.split_once(' ').expect("two numbers");
@@ -176,7 +189,10 @@ fn partitions_of_all_sizes_are_shipped_together() {
         "INSERT INTO many SELECT i, i % 10 FROM generate_series(1, 20000) i; ANALYZE many",
     );
     run(&mut client, FORCED);
-    run_with_replicas(&mut client, "SELECT v, count(*), sum(id) FROM many GROUP BY v");
+    run_with_replicas(
+        &mut client,
+        "SELECT v, count(*), sum(id) FROM many GROUP BY v",
+    );
     Differential::new(&mut client)
         .between("SET LOCAL parallel_replicas.debug_force = off", FORCED)
         .check("SELECT v, count(*), sum(id) FROM many GROUP BY v");
@@ -189,4 +205,68 @@ fn plan(client: &mut Client, query: &str) -> String {
         .unwrap_or_else(|error| panic!("{error:?}\n{query}"));
     let lines: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
     lines.join("\n")
+}
+
+/// Extensions that look at plans and executions, before and after ours in the list of libraries, and
+/// types that come from extensions.
+#[test]
+fn other_extensions_do_not_mind() {
+    for libraries in [
+        "pg_stat_statements,auto_explain,parallel_replicas",
+        "parallel_replicas,auto_explain,pg_stat_statements",
+    ] {
+        let cluster = Cluster::builder()
+            .standbys(2)
+            .preload(false)
+            .setting("shared_preload_libraries", libraries)
+            .setting("auto_explain.log_min_duration", "0")
+            .setting("auto_explain.log_analyze", "on")
+            .setting("auto_explain.log_verbose", "on")
+            .setting("auto_explain.log_buffers", "on")
+            .setting("auto_explain.log_settings", "on")
+            .setting("auto_explain.log_nested_statements", "on")
+            .setting("compute_query_id", "on")
+            .setting("parallel_replicas.connect_timeout", "5s")
+            .setting("parallel_replicas.replay_wait_timeout", "30s")
+            .start();
+        cluster.register_replicas();
+        let mut client = cluster.connect(PRIMARY);
+        run(
+            &mut client,
+            "CREATE EXTENSION pg_stat_statements; CREATE EXTENSION pg_trgm;
+             CREATE EXTENSION citext; CREATE EXTENSION hstore;
+             CREATE TABLE words AS SELECT i, md5(i::text) AS t, md5((i % 50)::text)::citext AS c,
+                 hstore('k', (i % 9)::text) AS h FROM generate_series(1, 20000) i;
+             CREATE TABLE keys AS SELECT i FROM generate_series(1, 100) i;
+             CREATE INDEX ON words USING gin (t gin_trgm_ops); ANALYZE words; ANALYZE keys",
+        );
+        cluster.wait_all_caught_up();
+        for query in [
+            "SELECT count(*), min(t) FROM words WHERE i % 3 = 1",
+            "SELECT w.i, w.t FROM words w JOIN keys USING (i) WHERE i < (SELECT max(i) FROM keys)",
+            "SELECT t FROM words WHERE t LIKE '%abc%' ORDER BY t LIMIT 5",
+            "SELECT i, h FROM words WHERE i < 500",
+            "SELECT c, count(*) FROM words GROUP BY c",
+            "SELECT h -> 'k', count(*) FROM words GROUP BY 1",
+            "SELECT count(*) FROM words WHERE similarity(t, 'abcdef') > 0.1",
+        ] {
+            Differential::new(&mut client)
+                .between("SET LOCAL parallel_replicas.debug_force = off", FORCED)
+                .check(query);
+        }
+        run(&mut client, FORCED);
+        run_with_replicas(
+            &mut client,
+            "SELECT count(*), min(t) FROM words WHERE i % 3 = 1",
+        );
+        let calls = "SELECT sum(calls)::text FROM pg_stat_statements WHERE query LIKE '%min(t)%'";
+        assert!(text(&mut client, calls).parse::<u32>().expect("a number") >= 3);
+        // What auto_explain logged of the whole query has our nodes.
+        assert!(
+            cluster
+                .log(PRIMARY)
+                .contains("Custom Scan (ParallelReplicas)")
+        );
+        damage_check(&cluster);
+    }
 }
