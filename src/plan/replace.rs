@@ -102,7 +102,7 @@ unsafe fn replace_one(
         };
         let init_params = members(init_params);
         let fragment = (*plan).lefttree;
-        divide_whole_scans(fragment, (*statement).rtable, rescan_param);
+        divide_other_scans(fragment, (*statement).rtable, rescan_param);
         let findings =
             shippable::fragment(fragment, (*statement).rtable, &init_params, rescan_param)?;
         if replicas_for(findings.rows, replacement.replicas_used) == 0 {
@@ -124,13 +124,13 @@ unsafe fn replace_one(
     Ok(())
 }
 
-/// An Append may have the planner's plain scans beside granule scans, or alone: of small tables, which
-/// one process would read whole. They become granule scans, so that the fragment is one that any
+/// An Append of granule scans may have PostgreSQL's own scans beside them, of small or empty tables
+/// for which costs make no difference. They become granule scans, so that the fragment is one that any
 /// number of processes can share.
 ///
 /// # Safety
 /// `plan` is the leading path of a fragment of a statement with range table `rtable`.
-unsafe fn divide_whole_scans(
+unsafe fn divide_other_scans(
     plan: *mut pg_sys::Plan,
     rtable: *mut pg_sys::List,
     rescan_param: i32,
@@ -142,21 +142,24 @@ unsafe fn divide_whole_scans(
         }
         if (*plan).type_ == pg_sys::NodeTag::T_SubqueryScan {
             let scan = plan.cast::<pg_sys::SubqueryScan>();
-            return divide_whole_scans((*scan).subplan, rtable, rescan_param);
+            return divide_other_scans((*scan).subplan, rtable, rescan_param);
         }
         if (*plan).type_ != pg_sys::NodeTag::T_Append {
-            return divide_whole_scans((*plan).lefttree, rtable, rescan_param);
+            return divide_other_scans((*plan).lefttree, rtable, rescan_param);
+        }
+        if granule_scan_workers(plan).is_none() {
+            return;
         }
         let append = plan.cast::<pg_sys::Append>();
         let whole = (*append).first_partial_plan.max(0) as usize;
         let mut divided = true;
         for (index, place) in cells::<pg_sys::Plan>((*append).appendplans).enumerate() {
-            if index >= whole {
-                divide_whole_scans(*place, rtable, rescan_param);
-            } else if can_be_divided(*place, rtable) {
+            if can_be_divided(*place, rtable) {
                 *place = granule_scan((*place).cast(), rescan_param);
-            } else {
+            } else if index < whole {
                 divided = false;
+            } else {
+                divide_other_scans(*place, rtable, rescan_param);
             }
         }
         if divided {
@@ -170,7 +173,7 @@ unsafe fn divide_whole_scans(
 unsafe fn can_be_divided(plan: *mut pg_sys::Plan, rtable: *mut pg_sys::List) -> bool {
     // SAFETY: as the caller says; the tag tells the type.
     unsafe {
-        if (*plan).type_ != pg_sys::NodeTag::T_SeqScan || (*plan).parallel_aware {
+        if (*plan).type_ != pg_sys::NodeTag::T_SeqScan {
             return false;
         }
         let relation = (*plan.cast::<pg_sys::Scan>()).scanrelid as usize;

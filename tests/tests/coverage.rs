@@ -206,3 +206,67 @@ fn plan(client: &mut Client, query: &str) -> String {
     let lines: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
     lines.join("\n")
 }
+
+/// Extensions that look at plans and executions, before and after ours in the list of libraries, and
+/// types that come from extensions.
+#[test]
+fn other_extensions_do_not_mind() {
+    for libraries in [
+        "pg_stat_statements,auto_explain,parallel_replicas",
+        "parallel_replicas,auto_explain,pg_stat_statements",
+    ] {
+        let cluster = Cluster::builder()
+            .standbys(2)
+            .preload(false)
+            .setting("shared_preload_libraries", libraries)
+            .setting("auto_explain.log_min_duration", "0")
+            .setting("auto_explain.log_analyze", "on")
+            .setting("auto_explain.log_verbose", "on")
+            .setting("auto_explain.log_buffers", "on")
+            .setting("auto_explain.log_settings", "on")
+            .setting("auto_explain.log_nested_statements", "on")
+            .setting("compute_query_id", "on")
+            .setting("parallel_replicas.connect_timeout", "5s")
+            .setting("parallel_replicas.replay_wait_timeout", "30s")
+            .start();
+        cluster.register_replicas();
+        let mut client = cluster.connect(PRIMARY);
+        run(
+            &mut client,
+            "CREATE EXTENSION pg_stat_statements; CREATE EXTENSION pg_trgm;
+             CREATE EXTENSION citext; CREATE EXTENSION hstore;
+             CREATE TABLE words AS SELECT i, md5(i::text) AS t, md5((i % 50)::text)::citext AS c,
+                 hstore('k', (i % 9)::text) AS h FROM generate_series(1, 20000) i;
+             CREATE TABLE keys AS SELECT i FROM generate_series(1, 100) i;
+             CREATE INDEX ON words USING gin (t gin_trgm_ops); ANALYZE words; ANALYZE keys",
+        );
+        cluster.wait_all_caught_up();
+        for query in [
+            "SELECT count(*), min(t) FROM words WHERE i % 3 = 1",
+            "SELECT w.i, w.t FROM words w JOIN keys USING (i) WHERE i < (SELECT max(i) FROM keys)",
+            "SELECT t FROM words WHERE t LIKE '%abc%' ORDER BY t LIMIT 5",
+            "SELECT i, h FROM words WHERE i < 500",
+            "SELECT c, count(*) FROM words GROUP BY c",
+            "SELECT h -> 'k', count(*) FROM words GROUP BY 1",
+            "SELECT count(*) FROM words WHERE similarity(t, 'abcdef') > 0.1",
+        ] {
+            Differential::new(&mut client)
+                .between("SET LOCAL parallel_replicas.debug_force = off", FORCED)
+                .check(query);
+        }
+        run(&mut client, FORCED);
+        run_with_replicas(
+            &mut client,
+            "SELECT count(*), min(t) FROM words WHERE i % 3 = 1",
+        );
+        let calls = "SELECT sum(calls)::text FROM pg_stat_statements WHERE query LIKE '%min(t)%'";
+        assert!(text(&mut client, calls).parse::<u32>().expect("a number") >= 3);
+        // What auto_explain logged of the whole query has our nodes.
+        assert!(
+            cluster
+                .log(PRIMARY)
+                .contains("Custom Scan (ParallelReplicas)")
+        );
+        damage_check(&cluster);
+    }
+}

@@ -1,15 +1,17 @@
 //! `make fuzz-queries`: random queries with replicas and without, on a primary with two replicas.
 //!
 //! Environment: `SEED`, a number, the clock's when it is not set; `QUERIES`, how many, 20000 when it
-//! is not set; `ROUND` runs one round of a seed only, as a failure tells. Ends with the exit status
-//! 1 if anything differed, and compares the standbys with the primary at the end.
+//! is not set; `ROUND` runs one round of a seed only, as a failure tells; `SQLSMITH`, how many
+//! statements sqlsmith adds on the tables of the last round, none when it is not set: those are not
+//! compared, but no server may crash. Ends with the exit status 1 if anything differed, and compares
+//! the standbys with the primary at the end.
 
 use std::env;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use parallel_replicas_tests::fuzz::{self, Plan};
-use parallel_replicas_tests::{Cluster, damage_check};
+use parallel_replicas_tests::{Cluster, PRIMARY, damage_check, text};
 
 /// Queries of one round.
 const QUERIES: usize = 100;
@@ -60,9 +62,54 @@ fn main() -> ExitCode {
             start.elapsed().as_secs()
         );
     });
+    if let Some(count) = number("SQLSMITH") {
+        sqlsmith(&cluster, seed, count);
+    }
     damage_check(&cluster);
     println!("no standby is damaged");
     ExitCode::from(u8::from(!report.wrong.is_empty()))
+}
+
+/// Runs sqlsmith with everything shipped that can be.
+fn sqlsmith(cluster: &Cluster, seed: u64, count: u64) {
+    let target = format!(
+        "host=127.0.0.1 port={} user=postgres dbname=postgres options='-c search_path=fuzz -c \
+         statement_timeout=2s -c parallel_replicas.debug_force=on -c \
+         parallel_replicas_local_plan=off -c parallel_replicas.granule_blocks=1'",
+        cluster.port(PRIMARY)
+    );
+    let before = [PRIMARY].into_iter().chain(cluster.standbys());
+    let before: Vec<Option<i32>> = before.map(|node| cluster.postmaster_pid(node)).collect();
+    let output = Command::new("sqlsmith")
+        .args(["--verbose", "--exclude-catalog"])
+        .arg(format!("--max-queries={count}"))
+        .arg(format!("--seed={seed}"))
+        .arg(format!("--target={target}"))
+        .stdin(Stdio::null())
+        .output()
+        .expect("sqlsmith is installed");
+    let told = String::from_utf8_lossy(&output.stderr);
+    let last = told.lines().rev().take(40).collect::<Vec<_>>();
+    let last: Vec<&str> = last.into_iter().rev().collect();
+    println!("{}", last.join("\n"));
+    for (node, pid) in [PRIMARY].into_iter().chain(cluster.standbys()).zip(before) {
+        assert_eq!(cluster.postmaster_pid(node), pid, "{}", cluster.name(node));
+        for line in cluster.log(node).lines() {
+            assert!(
+                !line.contains("was terminated by signal")
+                    && !line.contains("PANIC")
+                    && !line.contains("This is a defect of parallel_replicas"),
+                "{}: {line}",
+                cluster.name(node)
+            );
+        }
+    }
+    let used = text(
+        &mut cluster.connect(PRIMARY),
+        "SELECT value::text FROM parallel_replicas.events
+         WHERE event = 'ParallelReplicasUsedCount'",
+    );
+    println!("sqlsmith is done; replicas have contributed to fragments {used} times in all");
 }
 
 fn number(name: &str) -> Option<u64> {
