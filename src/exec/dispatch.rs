@@ -4,6 +4,7 @@
 //! waits. Connections belong to the session's registry (`net::pool`), which closes them if the
 //! (sub)transaction aborts, so that nothing here needs a destructor.
 
+use super::give_back::Demands;
 use super::granule_scan::{self, GranuleScanState};
 use super::health;
 use super::link::Link;
@@ -36,6 +37,8 @@ pub struct Shared {
     pub identity: Identity,
     pub instance_id: [u8; 16],
     pub streaming: bool,
+    /// What links are asked to give back for others.
+    pub demands: Demands,
     /// Scans that a replica's fragment ended without.
     pub unneeded: Vec<u32>,
     /// The fragment's granule scans in order.
@@ -132,6 +135,7 @@ impl Dispatch {
             identity: super::shipment::identity(),
             instance_id: crate::shm::instance_id(),
             streaming,
+            demands: Demands::default(),
             unneeded: Vec::new(),
             scans,
             memory_limit: work_mem,
@@ -194,12 +198,39 @@ impl Dispatch {
         for link in &mut self.links {
             let was_live = link.is_live();
             progress |= link.service(&mut self.shared);
-            ended |= was_live && !link.is_live();
+            if was_live && !link.is_live() {
+                ended = true;
+                self.shared.demands.settle_process(link.process);
+            }
         }
         if ended {
             self.release_queues();
         }
+        self.pass_demands_on();
         progress
+    }
+
+    /// Sends what links are asked to give back, and lets those that wait for it ask anew.
+    fn pass_demands_on(&mut self) {
+        loop {
+            while let Some(demand) = self.shared.demands.next_unsent() {
+                let of = |link: &&mut Link| link.process == demand.shrink.process;
+                match self.links.iter_mut().find(of) {
+                    Some(link) if link.is_live() => link.ask_back(&demand, &mut self.shared),
+                    // A local process, or a link that has just ended.
+                    _ => {
+                        let demanded = demand.shrink.task;
+                        self.shared.demands.settle_task(demand.scan, demanded);
+                    }
+                }
+            }
+            if !self.shared.demands.take_settled() {
+                return;
+            }
+            for link in &mut self.links {
+                link.ask_anew(&mut self.shared);
+            }
+        }
     }
 
     /// Lets anybody take the granules of a replica that no link will ask for any more.

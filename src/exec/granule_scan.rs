@@ -40,6 +40,8 @@ pub struct GranuleScanState {
     /// Blocks of the task that a link gave.
     link_next_block: u32,
     link_blocks_left: u32,
+    /// Blocks of the granule that is being read.
+    link_granule_left: u32,
     granule_blocks: u32,
     /// Position among the fragment's scans.
     pub scan_index: u32,
@@ -67,17 +69,33 @@ pub struct LinkTask {
 /// Waits for the next task of a scan, given by its number; None at its end.
 pub type LinkSource = fn(u32) -> Option<LinkTask>;
 
+/// What a process that serves a link does before it goes on with a scan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Boundary {
+    GoOn,
+    /// The rest of the task is for others.
+    EndTask,
+    /// The rest of the answer is unwanted.
+    Stop,
+}
+
+/// Asked with the scan's number and the next block; `at_granule`: a task may end here. No page is
+/// pinned by the scan then.
+pub type LinkBoundary = fn(u32, u32, bool) -> Boundary;
+
+/// Blocks that a process that serves a link reads between two looks at how many rows wait.
+const PIECE_BLOCKS: u32 = 16;
+
 thread_local! {
     /// On a replica: where tasks come from.
     static LINK_SOURCE: Cell<Option<LinkSource>> = const { Cell::new(None) };
-    /// On a replica: is the rest of the answer unwanted? Asked before each granule.
-    static LINK_STOPPED: Cell<Option<fn() -> bool>> = const { Cell::new(None) };
+    static LINK_BOUNDARY: Cell<Option<LinkBoundary>> = const { Cell::new(None) };
 }
 
 /// Makes this process take its tasks from a link, or no longer.
-pub fn set_link_source(source: Option<LinkSource>, stopped: Option<fn() -> bool>) {
+pub fn set_link_source(source: Option<LinkSource>, boundary: Option<LinkBoundary>) {
     LINK_SOURCE.set(source);
-    LINK_STOPPED.set(stopped);
+    LINK_BOUNDARY.set(boundary);
 }
 
 struct ScanMethods(pg_sys::CustomScanMethods);
@@ -239,7 +257,6 @@ unsafe extern "C-unwind" fn next_range(node: *mut GranuleScanState) -> bool {
                 (*node).ended = true;
                 return false;
             };
-            (*node).granules_read += 1;
             if (*node).scan.is_null() {
                 begin_scan(node);
             } else {
@@ -337,8 +354,13 @@ unsafe fn report(tasks: *mut SharedTasks, process: u16, task: Option<&Task>) {
 unsafe fn next_link_granule(node: *mut GranuleScanState, source: LinkSource) -> Option<(u32, u32)> {
     // SAFETY: as the caller says.
     unsafe {
-        if LINK_STOPPED.get().is_some_and(|stopped| stopped()) {
-            return None;
+        let at_granule = (*node).link_granule_left == 0;
+        if let Some(boundary) = LINK_BOUNDARY.get() {
+            match boundary((*node).scan_index, (*node).link_next_block, at_granule) {
+                Boundary::GoOn => {}
+                Boundary::EndTask => (*node).link_blocks_left = 0,
+                Boundary::Stop => return None,
+            }
         }
         if (*node).link_blocks_left == 0 {
             let task = source((*node).scan_index)?;
@@ -350,11 +372,16 @@ unsafe fn next_link_granule(node: *mut GranuleScanState, source: LinkSource) -> 
             (*node).link_next_block = task.start_block;
             (*node).link_blocks_left = task.blocks.min(present.saturating_sub(task.start_block));
         }
+        if at_granule {
+            (*node).granules_read += 1;
+            fragment::granule_read();
+            (*node).link_granule_left = (*node).granule_blocks.min((*node).link_blocks_left);
+        }
         let start = (*node).link_next_block;
-        let blocks = (*node).granule_blocks.min((*node).link_blocks_left);
+        let blocks = PIECE_BLOCKS.min((*node).link_granule_left);
         (*node).link_next_block += blocks;
         (*node).link_blocks_left -= blocks;
-        fragment::granule_read();
+        (*node).link_granule_left -= blocks;
         Some((start, blocks))
     }
 }
@@ -508,6 +535,7 @@ unsafe fn reset(node: *mut GranuleScanState) {
         (*node).ended = false;
         (*node).task_active = false;
         (*node).link_blocks_left = 0;
+        (*node).link_granule_left = 0;
         executor::clear_slot((*node).css.ss.ss_ScanTupleSlot);
     }
 }

@@ -6,6 +6,7 @@
 
 use super::dispatch::Shared;
 use super::failure::{Failure, identity_difference, protocol, refused, remote};
+use super::give_back::Demand;
 use super::granule_scan;
 use super::held_rows::HeldRows;
 use super::tasks;
@@ -19,7 +20,10 @@ use crate::shm::logs::Step;
 use parallel_replicas_core::frame::{
     self, FragmentReport, Hello, Nonce, TaskReport, ToCoordinator, ToReplica,
 };
-use parallel_replicas_core::link::{Action, Event, Fate, GivenTasks, Machine, Patience, Phase};
+use parallel_replicas_core::link::{
+    Action, Event, Fate, GivenTasks, Machine, Misreport, Patience, Phase,
+};
+use parallel_replicas_core::task_state::Task;
 use std::ffi::CString;
 
 pub struct Link {
@@ -47,6 +51,8 @@ pub struct Link {
     /// It refused because it had not replayed far enough.
     pub was_behind: bool,
     tasks: GivenTasks,
+    /// The scan in which it waits for what others give back.
+    parked: Option<u32>,
     /// Rows whose end marker has not come.
     pending: HeldRows,
     /// Rows that may be passed on.
@@ -86,6 +92,7 @@ impl Link {
             connect_failed: false,
             was_behind: false,
             tasks: GivenTasks::default(),
+            parked: None,
             pending: HeldRows::default(),
             ready: HeldRows::default(),
             rows: 0,
@@ -160,9 +167,11 @@ impl Link {
         if self.is_closed() {
             return false;
         }
-        if self.is_throttled() {
+        if self.is_throttled() || self.parked.is_some() {
             // It is not asked to speak.
             self.heard(shared);
+        }
+        if self.is_throttled() {
             return false;
         }
         self.forgive_own_pause();
@@ -402,6 +411,9 @@ impl Link {
             (Action::PassTaskOn, ToCoordinator::TaskDone(report)) => {
                 self.pass_task_on(&report, connection, shared)
             }
+            (Action::TakeBack, ToCoordinator::GaveBack { scan, id }) => {
+                self.take_back(scan, id, shared)
+            }
             (Action::PassAllOn, ToCoordinator::FragmentDone(report)) => {
                 self.pass_all_on(report, shared);
                 connection.put_copy_end()?;
@@ -460,7 +472,7 @@ impl Link {
         &mut self,
         scan: u32,
         connection: &mut Connection,
-        shared: &Shared,
+        shared: &mut Shared,
     ) -> Result<(), Failure> {
         let Some(node) = shared.scans.get(scan as usize).copied() else {
             return Err(protocol("replica asked for an unknown scan"));
@@ -483,7 +495,9 @@ impl Link {
                 }
             };
             let Some(task) = task else {
-                if idle {
+                if idle && self.is_worth_waiting(scan, started, shared) {
+                    self.parked = Some(scan);
+                } else if idle {
                     self.send(&ToReplica::Finish { scan }, connection)?;
                     shared.step(self, Step::NothingLeft, 0, 0, "");
                 }
@@ -511,26 +525,122 @@ impl Link {
         Ok(())
     }
 
+    /// Nothing is left for it in this scan. May others give something back soon?
+    fn is_worth_waiting(&self, scan: u32, now: u64, shared: &mut Shared) -> bool {
+        for (index, node) in shared.scans.iter().enumerate() {
+            // SAFETY: laid out before the links were serviced; the state lives as long as the query.
+            let found = unsafe {
+                let memory = granule_scan::task_memory(*node);
+                tasks::with(memory, |state| {
+                    Ok(match index == scan as usize {
+                        _ if state.unassigned() > 0 => Err(()),
+                        true => Ok(state.shrink_candidate(self.process, now)),
+                        false => Ok(None),
+                    })
+                })
+            };
+            match found {
+                // There is work: in another scan, or for a faster process.
+                Err(()) => return false,
+                Ok(Some(shrink)) => shared.demands.add(scan, shrink),
+                Ok(None) => {}
+            }
+        }
+        shared.demands.is_open()
+    }
+
+    /// Others want a part of what it has.
+    pub fn ask_back(&mut self, demand: &Demand, shared: &mut Shared) {
+        let node = shared.scans[demand.scan as usize];
+        // SAFETY: the scan's state lives as long as the query.
+        let granule_blocks = unsafe { (*granule_scan::task_memory(node)).granule_blocks };
+        let frame = ToReplica::Shrink {
+            scan: demand.scan,
+            id: demand.shrink.task,
+            keep_until_block: demand.shrink.keep_until.saturating_mul(granule_blocks),
+        };
+        self.with_connection(shared, |link, connection, _| link.send(&frame, connection));
+    }
+
+    /// Something may have come back.
+    pub fn ask_anew(&mut self, shared: &mut Shared) {
+        if let Some(scan) = self.parked.take()
+            && self.is_live()
+        {
+            self.with_connection(shared, |link, connection, shared| {
+                link.give(scan, connection, shared)
+            });
+        }
+    }
+
+    /// Does something outside of a turn.
+    fn with_connection(
+        &mut self,
+        shared: &mut Shared,
+        f: impl FnOnce(&mut Self, &mut Connection, &mut Shared) -> Result<(), Failure>,
+    ) {
+        let done = match self.lease.and_then(pool::get) {
+            Some(mut connection) => f(self, &mut connection, shared).and_then(|()| {
+                self.wants_write = !connection.flush()?;
+                Ok(())
+            }),
+            None => Err(protocol("connection was closed")),
+        };
+        if let Err(failure) = done {
+            self.fail(failure, shared);
+            shared.demands.settle_process(self.process);
+        }
+    }
+
+    fn take_back(&mut self, scan: u32, id: u32, shared: &mut Shared) -> Result<(), Failure> {
+        let task = self.tasks.take_back(scan, id)?;
+        // SAFETY: the scan exists, since a task of it was given; its state outlives us.
+        unsafe {
+            let memory = granule_scan::task_memory(shared.scans[scan as usize]);
+            let process = self.process;
+            tasks::with(memory, |state| state.give_back(process, task.id, 0));
+        }
+        shared.demands.settle_task(scan, id);
+        Ok(())
+    }
+
     fn pass_task_on(
         &mut self,
         report: &TaskReport,
         connection: &mut Connection,
-        shared: &Shared,
+        shared: &mut Shared,
     ) -> Result<(), Failure> {
-        let task = self.tasks.done(report)?;
-        // SAFETY: the scan exists, since a task of it was given; its state outlives us.
+        let Some(node) = shared.scans.get(report.scan as usize) else {
+            return Err(Misreport::NotHeld.into());
+        };
+        // SAFETY: the scan's state lives as long as the query.
+        let memory = unsafe { granule_scan::task_memory(*node) };
+        // SAFETY: laid out before the links were serviced for the first time.
+        let granule_blocks = unsafe { (*memory).granule_blocks };
+        let (task, granules) = self.tasks.done(report, granule_blocks)?;
+        let (process, streaming) = (self.process, shared.streaming);
+        let asked = shared.demands.is_asked(report.scan, task.id);
+        // SAFETY: as above.
         unsafe {
-            let memory = granule_scan::task_memory(shared.scans[report.scan as usize]);
-            let (process, streaming) = (self.process, shared.streaming);
             tasks::with(memory, |state| {
+                if granules < task.granules {
+                    state.give_back(process, task.id, granules)?;
+                    if !asked {
+                        state.limit_tasks(process, granules);
+                    }
+                }
                 state.worked(process, task.id, now_micros())?;
                 match streaming {
-                    true => state.deliver(process, task),
+                    true => state.deliver(process, Task { granules, ..task }),
                     false => Ok(()),
                 }
             });
         }
-        shared.task_step(self, Step::Done, report.scan, &task);
+        shared.task_step(self, Step::Done, report.scan, &Task { granules, ..task });
+        shared.demands.settle_task(report.scan, task.id);
+        if granules < task.granules {
+            shared.demands.came_back();
+        }
         if shared.streaming {
             self.ready
                 .append(&mut self.pending, shared.memory_limit, shared.context);
@@ -620,6 +730,7 @@ impl Link {
         }
         self.pending.clear();
         self.tasks.clear();
+        self.parked = None;
         granules
     }
 

@@ -7,6 +7,7 @@ pub mod dispatch;
 pub mod explain;
 mod failure;
 mod fold;
+mod give_back;
 pub mod granule_scan;
 mod health;
 mod held_rows;

@@ -238,7 +238,11 @@ pub unsafe fn begin(
             parameters: external_parameters(estate),
             exec_parameters: exec_parameters(private, estate),
             instrument: (*estate).es_instrument,
-            streaming: private.streaming,
+            // Half, so that the rows of the granule in which it is passed find room as well.
+            task_bytes: match private.streaming {
+                true => pg_sys::work_mem.max(64) as u64 * 1024 / 2,
+                false => 0,
+            },
         })
     }
 }

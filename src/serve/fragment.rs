@@ -6,7 +6,7 @@
 #![allow(ffi_unwind_calls)]
 
 use super::{copy_both, guards};
-use crate::exec::granule_scan::{self, LinkTask};
+use crate::exec::granule_scan::{self, Boundary, LinkTask};
 use crate::exec::parallel_replicas::collect_scans;
 use crate::exec::shipment::SHIPPED_SETTINGS;
 use crate::pg::wait::now_micros;
@@ -22,9 +22,11 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ffi::{CString, c_void};
 
-/// Bytes of rows of one task that are kept until it ends. Beyond it rows leave in the middle of a
-/// task, with a page pinned.
+/// Bytes of rows that are kept until no page of the scan is pinned, which is a few pages later. Only
+/// rows that multiply beyond this within those pages leave earlier.
 const HELD_BYTES_MAX: usize = 64 << 20;
+/// Bytes of rows that are kept until the end of their task.
+const TASK_BYTES_MAX: usize = 4 << 20;
 
 /// State of the exchange while the executor runs.
 #[derive(Default)]
@@ -36,7 +38,9 @@ struct Session {
     /// When the request came, in microseconds.
     begun_at: u64,
     /// The task in work.
-    current: Option<TaskReport>,
+    current: Option<Current>,
+    /// A task ends early when its rows take so many bytes; 0: never.
+    task_bytes: u64,
     stopped: bool,
     /// The rows frame that is being filled, and full ones.
     rows_frame: Vec<u8>,
@@ -45,6 +49,15 @@ struct Session {
     rows: u64,
     waited_us: u64,
     last_spoke: u64,
+}
+
+/// A task in work.
+#[derive(Clone, Copy)]
+struct Current {
+    report: TaskReport,
+    start_block: u32,
+    /// Others want it from here on.
+    keep_until: Option<u32>,
 }
 
 thread_local! {
@@ -58,6 +71,7 @@ pub fn execute(begin: &Begin, arrived: u64, replay_wait_us: u64) -> Result<(), R
     SESSION.set(Session {
         timeline: begin.timeline,
         begun_at: arrived,
+        task_bytes: begin.task_bytes,
         ..Session::default()
     });
     // now(), and texts like 'today', mean the coordinator's time.
@@ -175,7 +189,7 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
             Event::AnnouncementMicroseconds,
             (now_micros() - begun_at).saturating_sub(replay_wait_us),
         );
-        granule_scan::set_link_source(Some(next_task), Some(is_stopped));
+        granule_scan::set_link_source(Some(next_task), Some(boundary));
         pg_sys::InstrStartParallelQuery();
         let started = now_micros();
         let total = (*query).totaltime;
@@ -411,9 +425,9 @@ fn next_task(scan: u32) -> Option<LinkTask> {
     }
     let done = SESSION.with_borrow_mut(|session| session.current.take());
     match done {
-        Some(report) => {
+        Some(current) => {
             send_rows(true);
-            copy_both::send(&ToCoordinator::TaskDone(report));
+            copy_both::send(&ToCoordinator::TaskDone(current.report));
         }
         None => copy_both::send(&ToCoordinator::Request { scan }),
     }
@@ -428,7 +442,11 @@ fn next_task(scan: u32) -> Option<LinkTask> {
                 start_block,
                 blocks,
             } if of == scan => {
-                session.current = Some(TaskReport { scan, id, blocks });
+                session.current = Some(Current {
+                    report: TaskReport { scan, id, blocks },
+                    start_block,
+                    keep_until: None,
+                });
                 Some(LinkTask {
                     start_block,
                     blocks,
@@ -450,10 +468,73 @@ fn next_task(scan: u32) -> Option<LinkTask> {
 }
 
 fn next_frame() -> ToReplica {
-    if let Some(frame) = SESSION.with_borrow_mut(|session| session.arrived.pop_front()) {
-        return frame;
+    loop {
+        if let Some(frame) = SESSION.with_borrow_mut(|session| session.arrived.pop_front()) {
+            return frame;
+        }
+        arrive(copy_both::receive(true).unwrap_or(ToReplica::Stop));
     }
-    copy_both::receive(true).unwrap_or(ToReplica::Stop)
+}
+
+/// Takes note of a frame.
+fn arrive(frame: ToReplica) {
+    let gave_back = SESSION.with_borrow_mut(|session| match frame {
+        ToReplica::Stop => {
+            session.stopped = true;
+            session.arrived.push_back(ToReplica::Stop);
+            None
+        }
+        ToReplica::Shrink {
+            scan,
+            id,
+            keep_until_block,
+        } => session.shrink(scan, id, keep_until_block),
+        other => {
+            session.arrived.push_back(other);
+            None
+        }
+    });
+    if let Some((scan, id)) = gave_back {
+        copy_both::send(&ToCoordinator::GaveBack { scan, id });
+    }
+}
+
+impl Session {
+    /// Others want a part of a task. Answers the task if it need not begin at all; one that was done
+    /// meanwhile is no matter.
+    fn shrink(&mut self, scan: u32, id: u32, keep_until: u32) -> Option<(u32, u32)> {
+        if let Some(current) = &mut self.current
+            && (current.report.scan, current.report.id) == (scan, id)
+        {
+            current.keep_until = Some(keep_until);
+            return None;
+        }
+        let position = self.arrived.iter().position(|frame| {
+            matches!(frame, ToReplica::Task { scan: of, id: task, .. } if (*of, *task) == (scan, id))
+        })?;
+        self.arrived.remove(position);
+        Some((scan, id))
+    }
+
+    fn unsent_bytes(&self) -> usize {
+        self.held_bytes + self.rows_frame.len()
+    }
+
+    /// Does the task in work end before this block, which begins a granule?
+    fn ends_task(&mut self, scan: u32, next_block: u32) -> bool {
+        let full = self.task_bytes > 0 && self.unsent_bytes() as u64 > self.task_bytes;
+        let Some(current) = &mut self.current else {
+            return false;
+        };
+        let done = next_block.saturating_sub(current.start_block);
+        let inside = current.report.scan == scan && (1..current.report.blocks).contains(&done);
+        let unwanted = current.keep_until.is_some_and(|keep| next_block >= keep);
+        if inside && (full || unwanted) {
+            current.report.blocks = done;
+            return true;
+        }
+        false
+    }
 }
 
 /// Tells the coordinator once a second that the work goes on.
@@ -472,19 +553,36 @@ fn show_life() {
     }
 }
 
-/// Has the coordinator said that it wants no more? Looks, without waiting, at what has arrived.
-fn is_stopped() -> bool {
-    if SESSION.with_borrow(|session| session.stopped) {
-        return true;
+/// Called between two pieces of a scan, when it has no page pinned.
+fn boundary(scan: u32, next_block: u32, at_granule: bool) -> Boundary {
+    let (stopped, many) = SESSION.with_borrow(|session| {
+        (
+            session.stopped,
+            session.unsent_bytes() > TASK_BYTES_MAX.max(session.task_bytes as usize),
+        )
+    });
+    if stopped {
+        return Boundary::Stop;
+    }
+    if !at_granule {
+        if many {
+            send_rows(false);
+        }
+        return Boundary::GoOn;
     }
     show_life();
     while let Some(frame) = copy_both::receive(false) {
-        SESSION.with_borrow_mut(|session| match frame {
-            ToReplica::Stop => session.stopped = true,
-            other => session.arrived.push_back(other),
-        });
+        arrive(frame);
     }
-    SESSION.with_borrow(|session| session.stopped)
+    SESSION.with_borrow_mut(|session| {
+        if session.stopped {
+            Boundary::Stop
+        } else if session.ends_task(scan, next_block) {
+            Boundary::EndTask
+        } else {
+            Boundary::GoOn
+        }
+    })
 }
 
 /// What the nodes below counted, by plan node id.

@@ -129,8 +129,9 @@ pub struct Begin {
     pub exec_parameters: Vec<ExecParameter>,
     /// `InstrumentOption` bits, 0 for none.
     pub instrument: i32,
-    /// Rows of a task are complete when the task is done.
-    pub streaming: bool,
+    /// For a streaming fragment, whose rows are complete when their task is: a task ends early, at
+    /// the next granule, when its rows take so many bytes. 0: not streaming.
+    pub task_bytes: u64,
 }
 
 /// Frames from coordinator to replica.
@@ -144,6 +145,12 @@ pub enum ToReplica {
         id: u32,
         start_block: u32,
         blocks: u32,
+    },
+    /// End task `id` at the first granule that does not begin before `keep_until_block`.
+    Shrink {
+        scan: u32,
+        id: u32,
+        keep_until_block: u32,
     },
     /// Nothing is left for that scan.
     Finish { scan: u32 },
@@ -170,6 +177,7 @@ pub struct Announcement {
 pub struct TaskReport {
     pub scan: u32,
     pub id: u32,
+    /// Fewer than were given if the task ended early; then whole granules.
     pub blocks: u32,
 }
 
@@ -206,6 +214,11 @@ pub enum ToCoordinator {
         scan: u32,
     },
     TaskDone(TaskReport),
+    /// Task `id`, which others want, will not be begun.
+    GaveBack {
+        scan: u32,
+        id: u32,
+    },
     /// Still alive; sent when nothing else was for a second.
     Progress,
     FragmentDone(Box<FragmentReport>),

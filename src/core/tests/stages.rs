@@ -264,3 +264,44 @@ fn prefetch_is_one_task_and_none_near_the_end() {
     state.deliver_all(0).unwrap();
     state.verify_complete().unwrap();
 }
+
+#[test]
+fn large_rows_make_small_tasks() {
+    let mut state = state(&scan(4000, 64), 1, &[0]);
+    let mut now = 0;
+    let mut next = |state: &mut TaskState<'_>| {
+        let task = state.request(0, now).unwrap();
+        now += u64::from(task.granules) * 1000;
+        task
+    };
+    let mut task = next(&mut state);
+    while task.granules < 20 {
+        state.deliver(0, task).unwrap();
+        task = next(&mut state);
+    }
+    // Its rows were too much after four granules.
+    assert_eq!(state.give_back(0, task.id, 4), Ok(task.granules - 4));
+    state.limit_tasks(0, 4);
+    state
+        .deliver(
+            0,
+            Task {
+                granules: 4,
+                ..task
+            },
+        )
+        .unwrap();
+    let sizes: Vec<u32> = (0..12)
+        .map(|_| {
+            let task = next(&mut state);
+            state.deliver(0, task).unwrap();
+            task.granules
+        })
+        .collect();
+    assert_eq!(sizes[0], 4);
+    assert!(
+        sizes[1..].iter().all(|size| (1..=16).contains(size)),
+        "{sizes:?}"
+    );
+    assert!(sizes[11] > 8, "{sizes:?}");
+}

@@ -39,6 +39,7 @@
 //! | Working | Rows | Working | HoldRows | |
 //! | Working | Asked | Working | GiveTask | |
 //! | Working | TaskDone | Working | PassTaskOn | |
+//! | Working | GaveBack | Working | TakeBack | |
 //! | Working | FragmentDone | Ending | PassAllOn | Done |
 //! | Working | Progress | Working | Nothing | |
 //! | Working | Stop | Stopping | SendStop | Stopped |
@@ -48,6 +49,7 @@
 //! | Stopping | Rows | Stopping | Nothing | |
 //! | Stopping | Asked | Stopping | Nothing | |
 //! | Stopping | TaskDone | Stopping | Nothing | |
+//! | Stopping | GaveBack | Stopping | Nothing | |
 //! | Stopping | Progress | Stopping | Nothing | |
 //! | Stopping | FragmentDone | Ending | HangUp | |
 //! | Stopping | Refused | Ending | HangUp | |
@@ -91,6 +93,8 @@ pub enum Event {
     Rows,
     Asked,
     TaskDone,
+    /// A task that was given will not be begun.
+    GaveBack,
     FragmentDone,
     Progress,
     /// The replica does not take part, or must not.
@@ -112,6 +116,7 @@ impl Event {
             ToCoordinator::Announcement(_) => Event::Announced,
             ToCoordinator::Request { .. } => Event::Asked,
             ToCoordinator::TaskDone(_) => Event::TaskDone,
+            ToCoordinator::GaveBack { .. } => Event::GaveBack,
             ToCoordinator::Progress => Event::Progress,
             ToCoordinator::FragmentDone(_) => Event::FragmentDone,
         }
@@ -133,6 +138,8 @@ pub enum Action {
     GiveTask,
     /// The task is done; the rows of a streaming fragment may be passed on.
     PassTaskOn,
+    /// The task is for others.
+    TakeBack,
     /// Everything is done: pass all rows on, end this side's direction.
     PassAllOn,
     /// Forget all rows and tell the replica to stop.
@@ -241,6 +248,7 @@ impl Machine {
             (P::Working, E::Rows) => (P::Working, A::HoldRows, None),
             (P::Working, E::Asked) => (P::Working, A::GiveTask, None),
             (P::Working, E::TaskDone) => (P::Working, A::PassTaskOn, None),
+            (P::Working, E::GaveBack) => (P::Working, A::TakeBack, None),
             (P::Working, E::FragmentDone) => (P::Ending, A::PassAllOn, Some(F::Done)),
             (P::Working, E::Stop) => (P::Stopping, A::SendStop, Some(F::Stopped)),
             (P::Working, E::Failed) => (P::Closed, A::Close, Some(F::Lost)),
@@ -251,7 +259,13 @@ impl Machine {
             (P::Stopping, E::FragmentDone | E::Refused) => (P::Ending, A::HangUp, None),
             (
                 P::Stopping,
-                E::Greeted | E::Announced | E::Rows | E::Asked | E::TaskDone | E::Progress,
+                E::Greeted
+                | E::Announced
+                | E::Rows
+                | E::Asked
+                | E::TaskDone
+                | E::GaveBack
+                | E::Progress,
             ) => (P::Stopping, A::Nothing, None),
             (P::Ending, E::Ended) => (P::Closed, A::Keep, None),
             (P::Leaving | P::Stopping | P::Ending, E::Failed) => (P::Closed, A::Close, None),
@@ -284,7 +298,7 @@ mod tests {
         Phase::Ending,
         Phase::Closed,
     ];
-    const EVENTS: [Event; 13] = [
+    const EVENTS: [Event; 14] = [
         Event::Connected,
         Event::Called,
         Event::Greeted,
@@ -292,6 +306,7 @@ mod tests {
         Event::Rows,
         Event::Asked,
         Event::TaskDone,
+        Event::GaveBack,
         Event::FragmentDone,
         Event::Progress,
         Event::Refused,

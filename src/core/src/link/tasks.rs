@@ -9,6 +9,8 @@ use std::collections::VecDeque;
 pub enum Misreport {
     #[error("replica finished a task that it did not have")]
     NotHeld,
+    #[error("replica read less or more than its task")]
+    Extent,
     #[error("replica ended with tasks undone")]
     Undone,
 }
@@ -36,12 +38,30 @@ impl GivenTasks {
         self.total = self.total.saturating_add(1);
     }
 
-    /// A link works in order, so only its oldest task can be done.
-    pub fn done(&mut self, report: &TaskReport) -> Result<Task, Misreport> {
-        match self.given.pop_front() {
-            Some((scan, task)) if scan == report.scan && task.id == report.id => Ok(task),
-            _ => Err(Misreport::NotHeld),
+    /// A link works in order, so only its oldest task can be done. Answers the task and how many of
+    /// its granules were read: all, or fewer if it ended early.
+    pub fn done(
+        &mut self,
+        report: &TaskReport,
+        granule_blocks: u32,
+    ) -> Result<(Task, u32), Misreport> {
+        let (scan, task) = self.given.pop_front().ok_or(Misreport::NotHeld)?;
+        if scan != report.scan || task.id != report.id {
+            return Err(Misreport::NotHeld);
         }
+        let granules = report.blocks.div_ceil(granule_blocks.max(1));
+        match (1..=task.granules).contains(&granules) {
+            true => Ok((task, granules)),
+            false => Err(Misreport::Extent),
+        }
+    }
+
+    /// A task that was not begun is given back.
+    pub fn take_back(&mut self, scan: u32, id: u32) -> Result<Task, Misreport> {
+        let same = |(given, task): &(u32, Task)| *given == scan && task.id == id;
+        let position = self.given.iter().position(same);
+        let given = position.and_then(|position| self.given.remove(position));
+        given.map(|(_, task)| task).ok_or(Misreport::NotHeld)
     }
 
     /// At the end only tasks of scans that turned out not to be needed may be left.
@@ -77,7 +97,7 @@ mod tests {
         TaskReport {
             scan,
             id,
-            ..TaskReport::default()
+            blocks: 80,
         }
     }
 
@@ -86,11 +106,42 @@ mod tests {
         let mut tasks = GivenTasks::default();
         tasks.give(0, task(1));
         tasks.give(0, task(2));
-        assert_eq!(tasks.done(&report(0, 1)), Ok(task(1)));
+        assert_eq!(tasks.done(&report(0, 1), 8), Ok((task(1), 10)));
         assert_eq!(tasks.outstanding(), 1);
-        assert_eq!(tasks.done(&report(1, 2)), Err(Misreport::NotHeld));
-        assert_eq!(tasks.done(&report(0, 3)), Err(Misreport::NotHeld));
+        assert_eq!(
+            tasks.clone().done(&report(1, 2), 8),
+            Err(Misreport::NotHeld)
+        );
+        assert_eq!(tasks.done(&report(0, 3), 8), Err(Misreport::NotHeld));
         assert_eq!(tasks.total(), 2);
+    }
+
+    #[test]
+    fn a_task_may_end_early_at_a_granule() {
+        let mut tasks = GivenTasks::default();
+        for id in 1..=4 {
+            tasks.give(0, task(id));
+        }
+        let read = |id, blocks| TaskReport {
+            blocks,
+            ..report(0, id)
+        };
+        assert_eq!(tasks.done(&read(1, 16), 8), Ok((task(1), 2)));
+        // The table's last granule may be short.
+        assert_eq!(tasks.done(&read(2, 75), 8), Ok((task(2), 10)));
+        assert_eq!(tasks.done(&read(3, 81), 8), Err(Misreport::Extent));
+        assert_eq!(tasks.done(&read(4, 0), 8), Err(Misreport::Extent));
+    }
+
+    #[test]
+    fn what_was_not_begun_can_be_given_back() {
+        let mut tasks = GivenTasks::default();
+        tasks.give(0, task(1));
+        tasks.give(0, task(2));
+        assert_eq!(tasks.take_back(1, 2), Err(Misreport::NotHeld));
+        assert_eq!(tasks.take_back(0, 2), Ok(task(2)));
+        assert_eq!(tasks.take_back(0, 2), Err(Misreport::NotHeld));
+        assert_eq!(tasks.done(&report(0, 1), 8), Ok((task(1), 10)));
     }
 
     #[test]

@@ -151,6 +151,10 @@ impl TaskState<'_> {
         slot.by_stage[stage as usize] += granules;
         slot.held += granules;
         slot.ramp = slot.ramp.saturating_mul(2);
+        if slot.most > 0 {
+            // Rows may become smaller again.
+            slot.most = slot.most.saturating_add((slot.most / 8).max(1));
+        }
         let run = Run {
             id,
             start,

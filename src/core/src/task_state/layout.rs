@@ -125,7 +125,8 @@ pub(super) struct ProcessSlot {
     pub(super) lost: u8,
     /// It asks `may_continue`, so it can be stopped at once.
     pub(super) polls: u8,
-    padding: u32,
+    /// Most granules of its next task, because of what its rows take; 0: no limit.
+    pub(super) most: u32,
 }
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]

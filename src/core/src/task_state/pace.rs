@@ -126,10 +126,22 @@ impl TaskState<'_> {
     /// Granules that the next task of `process` should have, at least one.
     pub(super) fn task_granules(&self, process: u16) -> u32 {
         let (by_time, by_end) = self.size_limits(process);
-        let size = by_time.min(by_end).max(1);
+        let most = match self.processes[usize::from(process)].most {
+            0 => u32::MAX,
+            most => most,
+        };
+        let size = by_time.min(by_end).min(most).max(1);
         match self.header.ramp {
             0 => size,
             _ => size.min(self.processes[usize::from(process)].ramp.max(1)),
+        }
+    }
+
+    /// A task of `process` ended early after so many granules, because its rows took as much memory
+    /// as they may: the next one is not larger, and those after that hardly.
+    pub fn limit_tasks(&mut self, process: u16, granules: u32) {
+        if let Ok(slot) = self.slot(process) {
+            slot.most = granules.max(1);
         }
     }
 
