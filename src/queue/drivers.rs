@@ -117,14 +117,19 @@ unsafe fn limit(plan: *mut pg_sys::Plan, most: u32) {
 
 /// Local workers and links keep their proportion.
 fn share(private: &mut ParallelReplicasPrivate, most: u32) {
-    let replicas = private.replicas.len() as u32;
-    let local = private.local_workers.max(0) as u32;
-    let links = private.links_per_replica * replicas;
-    if local + links <= most || replicas == 0 {
+    let local = if private.local_plan {
+        private.local_workers.max(0) as u32
+    } else {
+        0
+    };
+    let links = private.links_per_replica * private.planned;
+    if local + links <= most || links == 0 {
         return;
     }
     let links = (links * most / (local + links)).max(1);
     private.local_workers = most.saturating_sub(links).min(local) as i32;
-    private.replicas.truncate(links as usize);
-    private.links_per_replica = links / private.replicas.len() as u32;
+    private.planned = private.planned.min(links);
+    // It may not use more of them at the execution instead.
+    private.most = private.planned;
+    private.links_per_replica = links / private.planned;
 }

@@ -151,8 +151,12 @@ pub unsafe fn workers(plan: *mut pg_sys::Plan) -> u32 {
                     return 0;
                 }
                 from_list::<ParallelReplicasPrivate>((*scan).custom_private).map_or(0, |private| {
-                    let links = private.links_per_replica * private.replicas.len() as u32;
-                    private.local_workers.max(0) as u32 + links
+                    let local = if private.local_plan {
+                        private.local_workers.max(0) as u32
+                    } else {
+                        0
+                    };
+                    local + private.links_per_replica * private.planned
                 })
             }
             _ => 0,

@@ -4,6 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parallel_replicas_tests::queue_server::{QueueServer, error, pid, value};
+use parallel_replicas_tests::system::{installation, output_of};
 use parallel_replicas_tests::{PRIMARY, SOON, text, wait_until};
 use postgres::NoTls;
 
@@ -497,5 +498,89 @@ fn a_waiter_that_blocks_somebody_runs() {
     );
     drop(holder);
     assert_eq!(value(waiter), "1000");
+    server.wait_empty();
+}
+
+/// What operators need goes through while the queue is full, even if superusers queue.
+#[test]
+fn tools_pass_a_full_queue() {
+    let server = QueueServer::start(&[
+        ("parallel_replicas.query_queue_bypass_superuser", "off"),
+        ("parallel_replicas.query_queue_max_queued_queries", "1"),
+        ("autovacuum", "on"),
+        ("autovacuum_naptime", "1s"),
+        ("wal_level", "logical"),
+    ]);
+    let holder = server.holder();
+    let mut superuser = server.cluster.connect(PRIMARY);
+    let waiter = server.waiting(server.app(), "SELECT count(*) FROM t");
+    let program = |name: &str| {
+        let mut command = installation().client_command(name);
+        command
+            .args(["-h", "127.0.0.1", "-U", "postgres"])
+            .args(["-p", &server.cluster.port(PRIMARY).to_string()]);
+        command
+    };
+    let dump = output_of(program("pg_dump").arg("postgres"));
+    assert!(dump.contains("COPY public.t "), "no data in the dump");
+    assert!(dump.contains("COPY parallel_replicas.resource_group "));
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    output_of(
+        program("pg_basebackup")
+            .args(["--checkpoint=fast", "--wal-method=stream", "-D"])
+            .arg(folder.path().join("backup")),
+    );
+    // What psql asks for \\d and completion.
+    output_of(program("psql").args(["-X", "-d", "postgres", "-c", "\\d+ t"]));
+    output_of(program("vacuumdb").args(["postgres"]));
+    // Logical decoding, and autovacuum.
+    superuser
+        .batch_execute("SELECT pg_create_logical_replication_slot('s', 'test_decoding')")
+        .unwrap();
+    superuser
+        .batch_execute(
+            "CREATE TABLE churn AS SELECT generate_series(1, 10000) AS i; DELETE FROM churn",
+        )
+        .unwrap();
+    let changes = text(
+        &mut superuser,
+        "SELECT (count(*) > 10000)::text FROM pg_logical_slot_get_changes('s', NULL, NULL)",
+    );
+    assert_eq!(changes, "true");
+    wait_until(SOON, "autovacuum comes", || {
+        text(
+            &mut superuser,
+            "SELECT (coalesce(autovacuum_count, 0) > 0 AND coalesce(autoanalyze_count, 0) > 0)::text
+               FROM pg_stat_all_tables WHERE relname = 'churn'",
+        ) == "true"
+    });
+    assert_eq!(server.gauge("pending"), 1);
+    drop(holder);
+    assert_eq!(value(waiter), "1000");
+    server.wait_empty();
+}
+
+/// Nobody wonders why nothing happens.
+#[test]
+fn a_client_that_waits_is_told() {
+    let server = QueueServer::start(&[]);
+    let holder = server.holder();
+    let (sender, notices) = std::sync::mpsc::channel();
+    let mut config = server.cluster.config(PRIMARY);
+    config.user("app").notice_callback(move |notice| {
+        let _ = sender.send(notice);
+    });
+    let mut client = config.connect(NoTls).unwrap();
+    let thread = thread::spawn(move || client.simple_query("SELECT count(*) FROM t").map(|_| ()));
+    let notice = notices.recv_timeout(SOON).expect("a notice");
+    assert_eq!(notice.severity(), "NOTICE");
+    assert_eq!(notice.message(), "statement is waiting in the query queue");
+    let detail = notice.detail().expect("a detail");
+    assert!(
+        detail.starts_with("It waits for 1 slots at position 1; 1 of 1 slots are held, by process"),
+        "{detail}"
+    );
+    drop(holder);
+    thread.join().unwrap().unwrap();
     server.wait_empty();
 }

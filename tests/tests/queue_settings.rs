@@ -3,7 +3,7 @@
 use std::thread;
 
 use parallel_replicas_tests::queue_server::{QueueServer, error, value};
-use parallel_replicas_tests::{PRIMARY, SOON, text, wait_until};
+use parallel_replicas_tests::{Cluster, PRIMARY, SOON, damage_check, text, wait_until};
 use postgres::{Client, NoTls};
 
 #[test]
@@ -285,4 +285,93 @@ fn driver_marks_cut_processes() {
         .map(|row| row.get::<_, String>(0) + "\n")
         .collect();
     assert!(again.contains("Workers Planned: 3"), "{again}");
+}
+
+/// Version 1 admits nothing while a server is above its limits, which are measured.
+#[test]
+fn measured_load_keeps_statements_waiting() {
+    let server = QueueServer::start(&[
+        ("parallel_replicas.enable_query_queue_v2", "off"),
+        (
+            "parallel_replicas.query_queue_mem_used_pct_limit",
+            "0.00001",
+        ),
+        ("parallel_replicas.report_resource_usage_interval_ms", "100"),
+    ]);
+    let waiter = server.waiting(server.app(), "SELECT count(*) FROM t");
+    let mut superuser = server.cluster.connect(PRIMARY);
+    let reason = "SELECT blocked_reason FROM parallel_replicas.running_queries";
+    wait_until(SOON, "the reason is seen", || {
+        text(&mut superuser, reason) == "overload"
+    });
+    assert_eq!(server.gauge("overloaded"), 1);
+    // The waiter itself measures again, and sees that there is no limit any more.
+    server.set("parallel_replicas.query_queue_mem_used_pct_limit", "0");
+    assert_eq!(value(waiter), "1000");
+    // One at a time, by count.
+    server.set("parallel_replicas.query_queue_concurrency_limit", "1");
+    let holder = server.holder();
+    let waiter = server.waiting(server.app(), "SELECT count(*) FROM t");
+    let pending = format!("{reason} WHERE state = 'PENDING'");
+    assert_eq!(text(&mut superuser, &pending), "concurrency_limit");
+    drop(holder);
+    assert_eq!(value(waiter), "1000");
+    server.wait_empty();
+}
+
+/// With replicas: links count as processes, and a replica's own queue does not stop them.
+#[test]
+fn links_are_processes_and_are_not_queued_themselves() {
+    let cluster = Cluster::builder()
+        .standbys(1)
+        .setting("parallel_replicas.enable_query_queue_select", "on")
+        .setting("parallel_replicas.query_queue_bypass_superuser", "off")
+        .setting("parallel_replicas.query_queue_cores", "16")
+        .setting("parallel_replicas.connect_timeout", "20s")
+        .start();
+    cluster.register_replicas();
+    cluster.psql(
+        PRIMARY,
+        "CREATE TABLE t AS SELECT i, repeat('x', 100) AS pad FROM generate_series(1, 50000) i;
+         CREATE TABLE small AS SELECT 1 AS i;",
+    );
+    cluster.psql(PRIMARY, "VACUUM ANALYZE t, small");
+    cluster.wait_all_caught_up();
+    // The standby's only slot is taken.
+    cluster.configure(1, "parallel_replicas.query_queue_concurrency_limit", "1");
+    cluster.reload(1);
+    let mut reader = cluster.connect(1);
+    wait_until(SOON, "the limit is in force", || {
+        text(
+            &mut reader,
+            "SHOW parallel_replicas.query_queue_concurrency_limit",
+        ) == "1"
+    });
+    reader
+        .batch_execute("BEGIN; DECLARE c CURSOR FOR SELECT * FROM t; FETCH 1 FROM c")
+        .unwrap();
+    let mut client = cluster.connect(PRIMARY);
+    client
+        .batch_execute(
+            "SET enable_parallel_replicas = 2; SET parallel_replicas_local_plan = off;
+             SET statement_timeout = '60s'",
+        )
+        .unwrap();
+    let plan: String = client
+        .query("EXPLAIN ANALYZE SELECT count(*) FROM t", &[])
+        .unwrap()
+        .iter()
+        .map(|row| row.get::<_, String>(0) + "\n")
+        .collect();
+    assert!(plan.contains("Replicas Used: 1"), "{plan}");
+    // This backend and two links.
+    assert!(plan.contains("\nQueue: slots 3\n"), "{plan}");
+    // The standby queues its own users' queries.
+    let mut other = cluster.connect(1);
+    other
+        .batch_execute("SET statement_timeout = '500ms'")
+        .unwrap();
+    let late = other.simple_query("SELECT * FROM t").map(|_| String::new());
+    assert_eq!(error(late).code().code(), "57014");
+    damage_check(&cluster);
 }
