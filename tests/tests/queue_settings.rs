@@ -373,5 +373,6 @@ fn links_are_processes_and_are_not_queued_themselves() {
         .unwrap();
     let late = other.simple_query("SELECT * FROM t").map(|_| String::new());
     assert_eq!(error(late).code().code(), "57014");
+    reader.batch_execute("COMMIT").unwrap();
     damage_check(&cluster);
 }
