@@ -135,11 +135,10 @@ fn by_balance(
         })
         .collect();
     let algorithm = settings::load_balancing();
+    // SAFETY: plain global.
+    let database = unsafe { pg_sys::MyDatabaseId };
     let turn = match algorithm {
-        // SAFETY: plain global.
-        Algorithm::RoundRobin => {
-            monitor::next_turn(pool_key(unsafe { pg_sys::MyDatabaseId }, cluster))
-        }
+        Algorithm::RoundRobin => monitor::next_turn(pool_key(database, cluster)),
         _ => 0,
     };
     let local_host = proc::host_name().unwrap_or_default();

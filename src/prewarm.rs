@@ -63,7 +63,7 @@ pub fn prewarm(relation: pg_sys::Oid, cluster: &str) -> Vec<Warmed> {
         .collect();
     let mut warmed = Vec::new();
     if local == 1 {
-        let blocks = work[0].iter().map(|range| load(range)).sum();
+        let blocks = work[0].iter().map(load).sum();
         warmed.push(Warmed {
             replica: None,
             blocks,

@@ -223,8 +223,8 @@ fn read<R>(f: impl FnOnce(&State) -> R) -> Option<R> {
 }
 
 fn write<R>(f: impl FnOnce(&mut State) -> R) -> Option<R> {
-    // SAFETY: the lock excludes everybody else.
     locked(pg_sys::LWLockMode::LW_EXCLUSIVE, |state| {
+        // SAFETY: the lock excludes everybody else.
         f(unsafe { &mut *state })
     })
 }
