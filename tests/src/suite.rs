@@ -65,17 +65,20 @@ fn parse_known(list: &str) -> Vec<Known> {
 pub fn with_sorted_rows(output: &str) -> String {
     let mut sorted = String::with_capacity(output.len());
     let mut lines = output.lines().peekable();
+    let mut heading = "";
     while let Some(line) = lines.next() {
         sorted.push_str(line);
         sorted.push('\n');
-        if !is_rule(line) {
+        let above = std::mem::replace(&mut heading, line);
+        if !is_rule(line) || above.is_empty() || above.starts_with("--") {
             continue;
         }
         let mut rows = Vec::new();
-        while let Some(row) = lines.next_if(|next| !is_row_count(next)) {
+        while let Some(row) = lines.next_if(|next| !next.is_empty() && !is_row_count(next)) {
             rows.push(row);
         }
-        if lines.peek().is_some() {
+        // The description of a table has no number of rows, and its lines keep their order.
+        if lines.peek().is_some_and(|end| is_row_count(end)) {
             rows.sort_unstable();
         }
         for row in rows {
@@ -162,8 +165,11 @@ mod tests {
     }
 
     #[test]
-    fn a_comment_of_dashes_sorts_nothing() {
-        let output = "--\n-- text\n--\nSELECT 2;\nSELECT 1;\n";
+    fn comments_and_descriptions_keep_their_order() {
+        let output = "--\n-- text\n--\nSELECT 2;\nSELECT 1;\n a \n---\n 1\n(1 row)\n\n";
+        assert_eq!(with_sorted_rows(output), output);
+        let output = "\\d t\n Column | Type \n--------+------\n b | int\n a | int\nIndexes:\n\nSELECT \
+                      1;\n a \n---\n 1\n(1 row)\n";
         assert_eq!(with_sorted_rows(output), output);
     }
 
