@@ -3,7 +3,7 @@
 
 benchmarks := bench-overhead bench-local bench-small bench-rows bench-groups bench-write bench-scale
 
-.PHONY: help setup install demo lint test test-regress fuzz-queries bench $(benchmarks) bench-queue soak-queue
+.PHONY: help setup install demo lint test sim test-regress fuzz-queries bench $(benchmarks) bench-queue soak-queue
 
 help:
 	@echo "make setup    install what building and testing need (Debian 12 packages, cargo-pgrx)"
@@ -11,6 +11,7 @@ help:
 	@echo "make demo     TPC-H on a primary and two standbys in a temporary folder"
 	@echo "              SCALE=0.1 takes less data, KEEP=1 leaves the servers running"
 	@echo "make lint     formatting and clippy"
+	@echo "make sim      what the rules of work-sharing promise and keep, simulated"
 	@echo "make bench    all benchmarks: make bench-overhead, bench-local, bench-small, bench-rows,"
 	@echo "              bench-groups, bench-write, bench-scale; see docs/benchmarks.md"
 	@echo "make bench-queue, make soak-queue"
@@ -49,3 +50,6 @@ $(benchmarks): install
 
 bench-queue soak-queue: install
 	@scripts/queue.sh $(@:%-queue=%)
+
+sim:
+	@scripts/sim.sh

@@ -41,7 +41,7 @@ sum_results() {
 scripts/setup.sh tests
 scripts/lint.sh
 suite "Tests of the core, without PostgreSQL" \
-    cargo test --no-fail-fast -p parallel_replicas_core --release
+    env SIM_SCHEDULES=100000 cargo test --no-fail-fast -p parallel_replicas_core --release
 scripts/install.sh
 # Each cluster test runs up to three servers, so no more than two tests at a time.
 suite "Tests on real servers" \

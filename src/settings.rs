@@ -94,6 +94,7 @@ static CLUSTER: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new
 static MAX_PARALLEL_REPLICAS: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static LOCAL_PLAN: GucSetting<bool> = GucSetting::<bool>::new(true);
 static MIN_ROWS_PER_REPLICA: GucSetting<i32> = GucSetting::<i32>::new(0);
+static MARK_SEGMENT_SIZE: GucSetting<i32> = GucSetting::<i32>::new(0);
 static GRANULE_BLOCKS: GucSetting<i32> = GucSetting::<i32>::new(128);
 static LINKS_PER_REPLICA: GucSetting<i32> = GucSetting::<i32>::new(2);
 static CONNECT_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(300);
@@ -173,6 +174,16 @@ fn init_session_settings() {
         &MIN_ROWS_PER_REPLICA,
         0,
         i32::MAX,
+        GucContext::Userset,
+        flags,
+    );
+    GucRegistry::define_int_guc(
+        c"parallel_replicas_mark_segment_size",
+        c"Sets how many granules in a row belong to one replica.",
+        c"A power of two; other values are rounded down to one. 0 means by the size of the table.",
+        &MARK_SEGMENT_SIZE,
+        0,
+        16_384,
         GucContext::Userset,
         flags,
     );
@@ -390,6 +401,14 @@ pub fn min_rows_per_replica() -> u32 {
 pub fn granule_blocks() -> u32 {
     let blocks = GRANULE_BLOCKS.get().max(1) as u32;
     1 << blocks.ilog2()
+}
+
+/// A power of two, or 0: by the size of the table.
+pub fn mark_segment_size() -> u32 {
+    match MARK_SEGMENT_SIZE.get().max(0) as u32 {
+        0 => 0,
+        granules => 1 << granules.ilog2(),
+    }
 }
 
 pub fn links_per_replica() -> usize {

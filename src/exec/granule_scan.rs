@@ -12,6 +12,7 @@ use crate::log::fragment;
 use crate::log::steps::{self, Process};
 use crate::pg::{executor, ffi};
 use crate::plan::private::{GRANULE_SCAN_NAME, GranuleScanPrivate, from_list};
+use crate::settings;
 use crate::shm::logs::Step;
 use parallel_replicas_core::task_state::{ScanSpec, Task};
 use pgrx::pg_sys;
@@ -43,6 +44,8 @@ pub struct GranuleScanState {
     /// Blocks of the granule that is being read.
     link_granule_left: u32,
     granule_blocks: u32,
+    /// 0: by the size of the table. Fixed for the node's life, since shared memory is sized by it.
+    segment_granules: u32,
     /// Position among the fragment's scans.
     pub scan_index: u32,
     /// A ParallelReplicas node above decides when tasks are laid out.
@@ -159,6 +162,7 @@ unsafe extern "C-unwind" fn create_custom_scan_state(
             crate::error::internal("GranuleScan has no private data");
         };
         (*node).granule_blocks = private.granule_blocks.clamp(1, 131_072);
+        (*node).segment_granules = settings::mark_segment_size();
         node.cast()
     }
 }
@@ -454,7 +458,7 @@ unsafe fn scan_spec(node: *mut GranuleScanState) -> ScanSpec {
             relfilenode: (*relation).rd_node.relNode.to_u32(),
             blocks: (*node).blocks,
             granule_blocks: (*node).granule_blocks,
-            segment_granules: 0,
+            segment_granules: (*node).segment_granules,
         }
     }
 }

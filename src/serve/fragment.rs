@@ -17,6 +17,7 @@ use parallel_replicas_core::frame::{
     self, Announcement, Begin, FragmentReport, ROWS_TARGET_BYTES, Refusal, TaskReport,
     ToCoordinator, ToReplica,
 };
+use parallel_replicas_core::plan_text;
 use pgrx::pg_sys;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -27,6 +28,9 @@ use std::ffi::{CString, c_void};
 const HELD_BYTES_MAX: usize = 64 << 20;
 /// Bytes of rows that are kept until the end of their task.
 const TASK_BYTES_MAX: usize = 4 << 20;
+
+/// Words after a plan's text for a reader that misses some.
+const READER_SLACK_WORDS: usize = 1 << 16;
 
 /// State of the exchange while the executor runs.
 #[derive(Default)]
@@ -242,8 +246,13 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
 /// # Safety
 /// The plan was authenticated.
 unsafe fn read_plan(begin: &Begin) -> Result<*mut pg_sys::PlannedStmt, Refusal> {
-    let text = CString::new(begin.plan.as_slice())
-        .map_err(|_| guards::refusal("plan", "the plan has a zero byte"))?;
+    plan_text::check(&begin.plan).map_err(|error| guards::refusal("plan", error.to_string()))?;
+    // PostgreSQL's reader takes what it misses from what follows, and a null pointer for more than
+    // there is. In a whole text it misses nothing; in one that lacks fields it comes to an error here.
+    let mut text = begin.plan.clone();
+    text.extend(b" 0".repeat(READER_SLACK_WORDS));
+    let text =
+        CString::new(text).map_err(|_| guards::refusal("plan", "the plan has a zero byte"))?;
     // SAFETY: as the caller says.
     unsafe {
         let statement = pg_sys::stringToNode(text.as_ptr()).cast::<pg_sys::PlannedStmt>();

@@ -39,7 +39,7 @@ fn forced(cluster: &Cluster) -> Client {
     client
         .batch_execute(
             "SET enable_parallel_replicas = 2; SET parallel_replicas_local_plan = off;
-             SET statement_timeout = '100s'",
+             SET parallel_replicas_mark_segment_size = 128; SET statement_timeout = '100s'",
         )
         .unwrap();
     client

@@ -5,6 +5,7 @@ pub mod balance;
 pub mod frame;
 pub mod link;
 pub mod machine;
+pub mod plan_text;
 pub mod queue;
 pub mod reason;
 pub mod rendezvous;
