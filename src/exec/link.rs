@@ -600,6 +600,15 @@ impl Link {
             let process = self.process;
             tasks::with(memory, |state| state.give_back(process, task.id, 0));
         }
+        shared.task_step(
+            self,
+            Step::Done,
+            scan,
+            &Task {
+                granules: 0,
+                ..task
+            },
+        );
         shared.demands.settle_task(scan, id);
         Ok(())
     }

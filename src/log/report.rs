@@ -133,6 +133,12 @@ pub fn message(entry: &StepEntry) -> String {
             u64::from(first) + count.saturating_sub(1),
             stage(entry).unwrap_or("")
         ),
+        Step::Done if count == 0 => format!(
+            "{} gave task {} of scan {} back before it had begun",
+            who(entry),
+            entry.task,
+            entry.scan
+        ),
         Step::Done => format!(
             "{} worked through task {} of scan {}: {count} granules",
             who(entry),

@@ -117,7 +117,7 @@ pub enum Step {
     Announced,
     /// A task: `task`, granules `first .. first + count`, `stage`.
     Given,
-    /// The task was worked through.
+    /// The task was worked through, as far as `count` granules; the rest was given back.
     Done,
     /// Nothing is left for the process.
     NothingLeft,

@@ -153,7 +153,9 @@ fn the_text_log_tells_each_step(client: &mut Client) {
         client,
         &format!("SELECT granules::text FROM parallel_replicas.query_log WHERE query_id = '{id}'"),
     );
-    assert_eq!(granules(client, "task_given"), selected);
+    // What was given back was given again.
+    let number = |text: String| text.parse::<u32>().expect("a number");
+    assert!(number(granules(client, "task_given")) >= number(selected.clone()));
     assert_eq!(granules(client, "task_done"), selected);
     assert!(is_true(
         client,
@@ -552,8 +554,9 @@ fn a_query_has_a_picture() {
     let tasks = text(
         &mut client,
         &format!(
-            "SELECT count(*)::text FROM parallel_replicas.text_log
-              WHERE query_id = '{id}' AND event = 'task_given'"
+            "SELECT (count(*) FILTER (WHERE event = 'task_given')
+                     - count(*) FILTER (WHERE event = 'task_done' AND granules = 0))::text
+               FROM parallel_replicas.text_log WHERE query_id = '{id}'"
         ),
     );
     let bars = ["own", "hash", "rest", "back"]

@@ -76,6 +76,28 @@ fn a_link_connects_waits_works_and_finishes() {
 }
 
 #[test]
+fn a_link_tells_what_it_gave_back() {
+    let events = [
+        task(0, 10, OWN, 1, 0, 8),
+        task(1, 10, OWN, 2, 8, 8),
+        // The one that had not begun, then a part of the one in work.
+        task(40, 10, Kind::Done, 2, 8, 0),
+        task(50, 10, Kind::Done, 1, 0, 5),
+        task(60, 10, HASH, 3, 16, 1),
+        task(70, 10, Kind::Done, 3, 16, 1),
+    ];
+    let lanes = lanes(&events);
+    assert_eq!(
+        spans(&lanes[0]),
+        [
+            (SpanKind::GivenBack, 0, 50),
+            (SpanKind::StolenByHash, 60, 70)
+        ]
+    );
+    assert!(lanes[0].spans[0].text.ends_with(", 3 given back"));
+}
+
+#[test]
 fn a_local_process_has_done_a_task_when_it_asks_for_the_next() {
     let events = [
         task(5, 1, OWN, 1, 0, 2),

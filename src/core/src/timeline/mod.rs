@@ -30,6 +30,7 @@ pub enum Kind {
     Given {
         stage: Stage,
     },
+    /// As far as the event's granules; the rest of the task was given back.
     Done,
     NothingLeft,
     Delivered,

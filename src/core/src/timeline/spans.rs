@@ -105,7 +105,7 @@ pub fn lanes(events: &[Event]) -> Vec<Lane> {
         .collect()
 }
 
-/// Tasks of which a part went to somebody else while their process went on, by (fragment, scan,
+/// Tasks of this server's processes of which a part went to somebody else meanwhile, by (fragment, scan,
 /// task): a later task begins inside of them, and nothing was lost.
 fn given_back(events: &[Event]) -> BTreeMap<(u32, u32, u32), u32> {
     let lost: Vec<(u32, u32)> = events
@@ -168,12 +168,14 @@ impl<'a> Filling<'a> {
                 self.held.push(Held { event, stage });
             }
             Kind::Done => {
-                if self
-                    .held
-                    .first()
-                    .is_some_and(|held| held.event.task == event.task)
-                {
-                    self.end_task(at, given_back);
+                let is_it = |held: &Held<'_>| held.event.task == event.task;
+                if let Some(position) = self.held.iter().position(is_it) {
+                    let held = self.held.remove(position);
+                    // One that was given back before it had begun took no time.
+                    if event.granules > 0 {
+                        let part = held.event.granules.saturating_sub(event.granules);
+                        self.worked(&held, at, part);
+                    }
                 }
             }
             Kind::NothingLeft => {
@@ -216,6 +218,12 @@ impl<'a> Filling<'a> {
             return;
         }
         let held = self.held.remove(0);
+        let key = (held.event.fragment, held.event.scan, held.event.task);
+        self.worked(&held, at, given_back.get(&key).copied().unwrap_or(0));
+    }
+
+    /// `part` of its granules went to others.
+    fn worked(&mut self, held: &Held<'_>, at: i64, part: u32) {
         let event = held.event;
         let mut kind = match held.stage {
             Stage::Own => SpanKind::Own,
@@ -223,7 +231,7 @@ impl<'a> Filling<'a> {
             Stage::StolenRest => SpanKind::StolenRest,
         };
         let mut text = format!("task {}: {}", event.task, granules(event));
-        if let Some(part) = given_back.get(&(event.fragment, event.scan, event.task)) {
+        if part > 0 {
             kind = SpanKind::GivenBack;
             text.push_str(&format!(", {part} given back"));
         }
