@@ -227,7 +227,9 @@ impl Dispatch {
             if !self.shared.demands.take_settled() {
                 return;
             }
-            for link in &mut self.links {
+            let (last, first): (Vec<_>, Vec<_>) =
+                self.links.iter_mut().partition(|link| link.gave_back);
+            for link in first.into_iter().chain(last) {
                 link.ask_anew(&mut self.shared);
             }
         }

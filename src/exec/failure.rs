@@ -1,6 +1,6 @@
 //! Why a link ended early, and whose fault that was.
 
-use crate::net::{NetError, RemoteError};
+use crate::net::{Connection, NetError, RemoteError, ResultRead};
 use parallel_replicas_core::frame::{Identity, Refusal};
 use parallel_replicas_core::link::{Event, Misreport, OutOfTurn};
 use std::fmt;
@@ -101,5 +101,13 @@ pub fn identity_difference(ours: &Identity, theirs: &Identity) -> String {
         )
     } else {
         "database or block size differs".to_owned()
+    }
+}
+
+/// The replica's direction ended before its last frame: the result says why.
+pub fn early_end(connection: &mut Connection) -> Failure {
+    match connection.next_result() {
+        ResultRead::Result(result) => remote(result.error()),
+        ResultRead::Nothing | ResultRead::Done => protocol("replica ended the exchange early"),
     }
 }

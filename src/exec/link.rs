@@ -5,7 +5,7 @@
 //! (`watch`).
 
 use super::dispatch::Shared;
-use super::failure::{Failure, identity_difference, protocol, refused, remote};
+use super::failure::{Failure, early_end, identity_difference, protocol, refused, remote};
 use super::give_back::Demand;
 use super::granule_scan;
 use super::held_rows::HeldRows;
@@ -53,6 +53,8 @@ pub struct Link {
     tasks: GivenTasks,
     /// The scan in which it waits for what others give back.
     parked: Option<u32>,
+    /// It has just given something back itself, so it asks anew after the others.
+    pub gave_back: bool,
     /// Rows whose end marker has not come.
     pending: HeldRows,
     /// Rows that may be passed on.
@@ -93,6 +95,7 @@ impl Link {
             was_behind: false,
             tasks: GivenTasks::default(),
             parked: None,
+            gave_back: false,
             pending: HeldRows::default(),
             ready: HeldRows::default(),
             rows: 0,
@@ -406,6 +409,9 @@ impl Link {
                 Ok(())
             }
             (Action::GiveTask, ToCoordinator::Request { scan }) => {
+                for (left, task) in self.tasks.turn_to(scan)? {
+                    shared.demands.settle_task(*left, task.id);
+                }
                 self.give(scan, connection, shared)
             }
             (Action::PassTaskOn, ToCoordinator::TaskDone(report)) => {
@@ -551,6 +557,10 @@ impl Link {
 
     /// Others want a part of what it has.
     pub fn ask_back(&mut self, demand: &Demand, shared: &mut Shared) {
+        if !self.tasks.holds(demand.scan, demand.shrink.task) {
+            // It has left the scan.
+            return shared.demands.settle_task(demand.scan, demand.shrink.task);
+        }
         let node = shared.scans[demand.scan as usize];
         // SAFETY: the scan's state lives as long as the query.
         let granule_blocks = unsafe { (*granule_scan::task_memory(node)).granule_blocks };
@@ -564,6 +574,7 @@ impl Link {
 
     /// Something may have come back.
     pub fn ask_anew(&mut self, shared: &mut Shared) {
+        self.gave_back = false;
         if let Some(scan) = self.parked.take()
             && self.is_live()
         {
@@ -653,6 +664,11 @@ impl Link {
         if shared.streaming {
             self.ready
                 .append(&mut self.pending, shared.memory_limit, shared.context);
+        }
+        if asked && granules < task.granules && self.tasks.outstanding() == 0 {
+            self.parked = Some(report.scan);
+            self.gave_back = true;
+            return Ok(());
         }
         self.give(report.scan, connection, shared)
     }
@@ -783,14 +799,6 @@ impl Link {
         }
         self.ready.clear();
         self.pending.clear();
-    }
-}
-
-/// The replica's direction ended before its last frame: the result says why.
-fn early_end(connection: &mut Connection) -> Failure {
-    match connection.next_result() {
-        ResultRead::Result(result) => remote(result.error()),
-        ResultRead::Nothing | ResultRead::Done => protocol("replica ended the exchange early"),
     }
 }
 

@@ -1,7 +1,7 @@
 //! A second connection beside a silent link, which asks the server for the CPU time of the process
 //! there. It waits for nothing: its socket is in the same wait set as the links'.
 
-use crate::net::pool::{self, LeaseId, PoolLimits};
+use crate::net::pool::{self, LeaseGuard, LeaseId, PoolLimits};
 use crate::net::{ConnectPoll, NetError, QueryResult, ResultRead};
 use crate::pg::wait::Interest;
 use std::ffi::CString;
@@ -10,6 +10,7 @@ pub struct Probe {
     lease: LeaseId,
     question: CString,
     state: State,
+    answered: bool,
     wants_write: bool,
 }
 
@@ -21,22 +22,50 @@ enum State {
     Idle,
 }
 
-const CLOSED: &str = "connection was closed";
-
 /// Why there is no answer.
-pub type Trouble = String;
+pub enum Trouble {
+    /// The server has no room for another connection. So it lives.
+    NoRoom,
+    Failed(String),
+}
+
+impl From<NetError> for Trouble {
+    fn from(error: NetError) -> Self {
+        match error.sqlstate() {
+            Some(TOO_MANY_CONNECTIONS) => Trouble::NoRoom,
+            _ => Trouble::Failed(error.to_string()),
+        }
+    }
+}
+
+/// SQLSTATE of a refusal because all connections of the server, database or role are in use.
+const TOO_MANY_CONNECTIONS: &str = "53300";
+
+fn failed(why: &str) -> Trouble {
+    Trouble::Failed(why.to_owned())
+}
+
+fn get(lease: LeaseId) -> Result<LeaseGuard, Trouble> {
+    pool::get(lease).ok_or_else(|| failed("connection was closed"))
+}
 
 impl Probe {
     /// Asks about the process at the other end of `link`.
     pub fn start(link: LeaseId, limits: PoolLimits) -> Result<Probe, Trouble> {
-        let process = pool::get(link).ok_or(CLOSED)?.remote_process();
+        let process = get(link)?.remote_process();
         let question = format!("SELECT parallel_replicas.cpu_time({process})");
         Ok(Probe {
-            lease: pool::lease_beside(link, limits).map_err(text)?,
-            question: CString::new(question).map_err(|error| error.to_string())?,
+            lease: pool::lease_beside(link, limits)?,
+            question: CString::new(question).map_err(|error| failed(&error.to_string()))?,
             state: State::Connecting,
+            answered: false,
             wants_write: true,
         })
+    }
+
+    /// It has given an answer at some time.
+    pub fn has_answered(&self) -> bool {
+        self.answered
     }
 
     /// Asks again.
@@ -48,9 +77,9 @@ impl Probe {
     }
 
     fn send(&mut self) -> Result<(), Trouble> {
-        let mut connection = pool::get(self.lease).ok_or(CLOSED)?;
-        connection.send_query(&self.question).map_err(text)?;
-        self.wants_write = !connection.flush().map_err(text)?;
+        let mut connection = get(self.lease)?;
+        connection.send_query(&self.question)?;
+        self.wants_write = !connection.flush()?;
         self.state = State::Asked;
         Ok(())
     }
@@ -63,11 +92,11 @@ impl Probe {
         if self.state != State::Asked {
             return Ok(None);
         }
-        let mut connection = pool::get(self.lease).ok_or(CLOSED)?;
+        let mut connection = get(self.lease)?;
         if let Err(lost) = connection.consume_input() {
-            return Err(text(connection.last_words().unwrap_or(lost)));
+            return Err(connection.last_words().unwrap_or(lost).into());
         }
-        self.wants_write = !connection.flush().map_err(text)?;
+        self.wants_write = !connection.flush()?;
         let mut answer = None;
         loop {
             match connection.next_result() {
@@ -77,13 +106,14 @@ impl Probe {
             }
         }
         self.state = State::Idle;
-        answer.map(Some).ok_or_else(|| "no answer".to_owned())
+        self.answered |= answer.is_some();
+        answer.map(Some).ok_or_else(|| failed("no answer"))
     }
 
     /// Goes on with connecting; true once the question is out.
     fn connect(&mut self) -> Result<bool, Trouble> {
         {
-            let mut connection = pool::get(self.lease).ok_or(CLOSED)?;
+            let mut connection = get(self.lease)?;
             if !connection.is_connected() {
                 if !connection.is_ready_for(self.wants_write) {
                     return Ok(false);
@@ -91,7 +121,7 @@ impl Probe {
                 match connection.poll_connect() {
                     ConnectPoll::NeedRead => self.wants_write = false,
                     ConnectPoll::NeedWrite => self.wants_write = true,
-                    ConnectPoll::Failed(error) => return Err(text(error)),
+                    ConnectPoll::Failed(error) => return Err(error.into()),
                     ConnectPoll::Ready => {}
                 }
                 if !connection.is_connected() {
@@ -122,13 +152,9 @@ impl Probe {
 }
 
 fn cpu_time(result: QueryResult) -> Result<u64, Trouble> {
-    let result = result.into_ok().map_err(text)?;
+    let result = result.into_ok()?;
     result
         .text(0, 0)
         .and_then(|text| text.parse().ok())
-        .ok_or_else(|| "the process is gone".to_owned())
-}
-
-fn text(error: NetError) -> Trouble {
-    error.to_string()
+        .ok_or_else(|| failed("the process is gone"))
 }

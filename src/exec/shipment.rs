@@ -212,6 +212,10 @@ pub unsafe fn begin(
 ) -> Result<Begin, Refused> {
     // SAFETY: as the caller says.
     unsafe {
+        let mut relations = private.relations.iter();
+        if proc::own_xid().is_some() && relations.any(|(_, oid)| is_locked_by_us_alone(*oid)) {
+            return Err(Refused::new(Reason::OwnXid, ""));
+        }
         let snapshot = wire_snapshot((*estate).es_snapshot)?;
         let lsn = proc::flushed_insert_end();
         let (mut user, mut security_context) = (pg_sys::InvalidOid, 0);
@@ -262,6 +266,22 @@ fn collations(oids: &[u32]) -> Vec<CollationIdentity> {
             Some(CollationIdentity { oid: *oid, version })
         })
         .collect()
+}
+
+/// Does this transaction hold the lock that keeps out everybody else? It is replayed, and held on
+/// every replica until this transaction ends.
+///
+/// # Safety
+/// The relation is locked by this transaction.
+unsafe fn is_locked_by_us_alone(oid: u32) -> bool {
+    // SAFETY: as the caller says; closed again.
+    unsafe {
+        let relation = pg_sys::relation_open(pg_sys::Oid::from(oid), pg_sys::NoLock as i32);
+        let mode = pg_sys::AccessExclusiveLock as i32;
+        let held = pg_sys::CheckRelationLockedByMe(relation, mode, false);
+        pg_sys::relation_close(relation, pg_sys::NoLock as i32);
+        held
+    }
 }
 
 /// The relation as this server's catalog has it.

@@ -1,7 +1,7 @@
 //! Is the process at the other end of a working link alive? Told by what it sends, and while it is
 //! silent by a `probe`. The rules are the core's.
 
-use super::probe::Probe;
+use super::probe::{Probe, Trouble};
 use crate::net::pool::{LeaseId, PoolLimits};
 use crate::pg::wait::{Interest, now_micros};
 use parallel_replicas_core::link::{Liveness, Verdict};
@@ -47,30 +47,21 @@ impl Watch {
     /// be taken for frozen.
     pub fn look(&mut self, link: LeaseId, limits: PoolLimits) -> Result<(), String> {
         let mut verdict = Verdict::Wait;
-        let mut result = match &mut self.probe {
-            Some(probe) => probe.turn(),
-            None => Ok(None),
-        };
-        if let Ok(Some(cpu_time)) = result {
-            verdict = self.liveness.answered(cpu_time);
+        match self.probe.as_mut().map(Probe::turn) {
+            Some(Ok(Some(cpu_time))) => verdict = self.liveness.answered(cpu_time),
+            Some(Err(trouble)) => self.probe_failed(trouble, link, limits),
+            Some(Ok(None)) | None => {}
         }
         if verdict == Verdict::Wait {
             verdict = self.liveness.check(now_micros());
         }
         if verdict == Verdict::Ask {
             self.no_answer = None;
-            result = match &mut self.probe {
-                Some(probe) => probe.ask().map(|()| None),
-                None => Probe::start(link, limits).map(|probe| {
-                    self.probe = Some(probe);
-                    None
-                }),
-            };
-        }
-        if let Err(why) = result {
-            // Whether it is alive stays open until the time for the answer is over.
-            self.probe = None;
-            self.no_answer = Some(why);
+            match self.probe.as_mut().map(Probe::ask) {
+                Some(Ok(())) => {}
+                Some(Err(trouble)) => self.probe_failed(trouble, link, limits),
+                None => self.start_probe(link, limits),
+            }
         }
         let why = match verdict {
             Verdict::Wait | Verdict::Ask => return Ok(()),
@@ -81,6 +72,28 @@ impl Watch {
                 .unwrap_or("its server does not answer"),
         };
         Err(format!("replica was silent for too long: {why}"))
+    }
+
+    fn start_probe(&mut self, link: LeaseId, limits: PoolLimits) {
+        match Probe::start(link, limits) {
+            Ok(probe) => self.probe = Some(probe),
+            Err(trouble) => self.probe_failed(trouble, link, limits),
+        }
+    }
+
+    /// Whether the process is alive stays open until the time for the answer is over.
+    fn probe_failed(&mut self, trouble: Trouble, link: LeaseId, limits: PoolLimits) {
+        let answered_before = self.probe.take().is_some_and(|probe| {
+            let answered = probe.has_answered();
+            probe.end(limits);
+            answered
+        });
+        match trouble {
+            Trouble::NoRoom => self.liveness.not_answered_now(),
+            // Closed while it was idle, perhaps for that: a new one tells.
+            Trouble::Failed(_) if answered_before => self.start_probe(link, limits),
+            Trouble::Failed(why) => self.no_answer = Some(why),
+        }
     }
 
     pub fn end(self, limits: PoolLimits) {

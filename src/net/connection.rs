@@ -157,12 +157,14 @@ impl Connection {
         parameters: Rc<ConnectParameters>,
     ) -> Result<Connection, NetError> {
         let connection = Connection::start_with(parameters, None)?;
-        // So that a refusal to connect tells its SQLSTATE.
-        // SAFETY: live connection.
-        unsafe {
-            pq_sys::PQsetErrorVerbosity(connection.raw(), pq_sys::PGVerbosity::PQERRORS_VERBOSE)
-        };
+        connection.tell_sqlstate();
         Ok(connection)
+    }
+
+    /// Makes a refusal to connect tell its SQLSTATE.
+    fn tell_sqlstate(&self) {
+        // SAFETY: live connection.
+        unsafe { pq_sys::PQsetErrorVerbosity(self.raw(), pq_sys::PGVerbosity::PQERRORS_VERBOSE) };
     }
 
     fn start_with(
@@ -203,12 +205,44 @@ impl Connection {
         }
     }
 
-    /// Begins another connection to the same place.
+    /// Begins another connection to the very server that this one has reached: the parameters may
+    /// name several, or a name with several addresses. A refusal tells its SQLSTATE.
     ///
     /// # Errors
     /// As for [`Connection::start`].
     pub fn another(&self) -> Result<Connection, NetError> {
-        Connection::start_shared(self.parameters.clone())
+        let mut parameters = ConnectParameters::clone(&self.parameters);
+        for (keyword, value) in ["host", "hostaddr", "port"].into_iter().zip(self.place()) {
+            if !value.is_empty() {
+                parameters.set(keyword, value.to_bytes())?;
+            }
+        }
+        let connection = Connection::start(&parameters)?;
+        connection.tell_sqlstate();
+        Ok(connection)
+    }
+
+    /// Whether both go to the same server. False if one of them is not up.
+    pub fn is_beside(&self, other: &Connection) -> bool {
+        self.is_connected() && other.is_connected() && self.place() == other.place()
+    }
+
+    /// Host, address and port of the server that was reached; empty as far as there is none.
+    fn place(&self) -> [&CStr; 3] {
+        // SAFETY: live connection, which owns the texts and changes them only when it is reset, as
+        // never happens, or tries its next host, for which it would have to be borrowed mutably.
+        let texts = unsafe {
+            [
+                pq_sys::PQhost(self.raw()),
+                pq_sys::PQhostaddr(self.raw()),
+                pq_sys::PQport(self.raw()),
+            ]
+        };
+        texts.map(|text| match text.is_null() {
+            true => c"",
+            // SAFETY: zero-terminated, and as above.
+            false => unsafe { CStr::from_ptr(text) },
+        })
     }
 
     fn raw(&self) -> *mut pq_sys::PGconn {

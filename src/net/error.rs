@@ -72,6 +72,18 @@ pub enum NetError {
 }
 
 impl NetError {
+    /// The server's error code, if it sent one. Of a refusal to connect only [`Connection`]s that
+    /// were started to tell it do.
+    ///
+    /// [`Connection`]: super::Connection
+    pub fn sqlstate(&self) -> Option<&str> {
+        match self {
+            NetError::Remote(remote) => Some(remote.sqlstate.as_str()),
+            NetError::Connect { message, .. } => sqlstate(message),
+            _ => None,
+        }
+    }
+
     pub fn detail(&self) -> Option<String> {
         match self {
             NetError::TooManyFiles => {
@@ -99,6 +111,20 @@ impl NetError {
             _ => None,
         }
     }
+}
+
+/// The SQLSTATE in a server's refusal, as libpq words it when told to be verbose:
+/// `FATAL:  57P03: the database system is starting up`.
+fn sqlstate(message: &str) -> Option<&str> {
+    message.split(' ').find_map(|word| {
+        let code = word.strip_suffix(':')?;
+        let shaped = code.len() == 5
+            && code
+                .bytes()
+                .all(|byte| byte.is_ascii_digit() || byte.is_ascii_uppercase())
+            && code.bytes().any(|byte| byte.is_ascii_digit());
+        shaped.then_some(code)
+    })
 }
 
 /// Shortest secret that is masked in place. A shorter one would turn up in innocent words, and

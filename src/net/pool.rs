@@ -177,10 +177,13 @@ pub fn lease_beside(id: LeaseId, limits: PoolLimits) -> Result<LeaseId, NetError
         Some((lease.key, lease.subtransaction))
     })
     .ok_or(NetError::NotReady)?;
-    let connection = match take(&key, limits) {
+    let link = get(id).ok_or(NetError::NotReady)?;
+    let idle = take(&key, limits).filter(|connection| connection.is_beside(&link));
+    let connection = match idle {
         Some(connection) => connection,
-        None => get(id).ok_or(NetError::NotReady)?.another()?,
+        None => link.another()?,
     };
+    drop(link);
     Ok(add_lease(key, subtransaction, connection))
 }
 

@@ -46,7 +46,7 @@ pub fn connect(
             ConnectPoll::Failed(error) => {
                 let is_login = error == NetError::PasswordNotUsed
                     || connection.needs_password()
-                    || sqlstate(&error.to_string()).is_some_and(|code| !code.starts_with("57"));
+                    || error.sqlstate().is_some_and(|code| !code.starts_with("57"));
                 return Err(ConnectFailure { error, is_login });
             }
             ConnectPoll::NeedRead => false,
@@ -60,20 +60,6 @@ pub fn connect(
         )
         .map_err(failure)?;
     }
-}
-
-/// The SQLSTATE in a server's refusal, as libpq words it when told to be verbose:
-/// `FATAL:  57P03: the database system is starting up`.
-fn sqlstate(message: &str) -> Option<&str> {
-    message.split(' ').find_map(|word| {
-        let code = word.strip_suffix(':')?;
-        let shaped = code.len() == 5
-            && code
-                .bytes()
-                .all(|byte| byte.is_ascii_digit() || byte.is_ascii_uppercase())
-            && code.bytes().any(|byte| byte.is_ascii_digit());
-        shaped.then_some(code)
-    })
 }
 
 /// Runs one statement and returns its last result.

@@ -58,7 +58,10 @@ pub unsafe fn finds_one_row(parse: *mut pg_sys::Query) -> bool {
             return false;
         }
         let mut found = false;
-        if (*(*relation).rd_rel).relhasindex {
+        let class = &*(*relation).rd_rel;
+        // A key is unique in one table; a partitioned table's is in all of its partitions.
+        let one_table = !(*rte).inh || !class.relhassubclass || class.relkind as u8 == b'p';
+        if class.relhasindex && one_table {
             let indexes = pg_sys::RelationGetIndexList(relation);
             if !indexes.is_null() {
                 found = (0..(*indexes).length as usize)
@@ -86,7 +89,7 @@ unsafe fn is_unique_key(index: pg_sys::Oid, quals: *mut pg_sys::Node) -> bool {
         let columns = form.indnkeyatts as usize;
         let found = form.indisunique
             && form.indisvalid
-            && (*relation).rd_indpred.is_null()
+            && pg_sys::RelationGetIndexPredicate(relation).is_null()
             && (0..columns).all(|place| {
                 let column = *form.indkey.values.as_ptr().add(place);
                 let family = *(*relation).rd_opfamily.add(place);

@@ -26,7 +26,8 @@ use std::ffi::{CString, c_void};
 /// Bytes of rows that are kept until no page of the scan is pinned, which is a few pages later. Only
 /// rows that multiply beyond this within those pages leave earlier.
 const HELD_BYTES_MAX: usize = 64 << 20;
-/// Bytes of rows that are kept until the end of their task.
+/// Bytes of rows that are kept until the end of their task; beyond this they leave where no page is
+/// pinned. Far below [`HELD_BYTES_MAX`], so that this comes first.
 const TASK_BYTES_MAX: usize = 4 << 20;
 
 /// Words after a plan's text for a reader that misses some.
@@ -50,6 +51,8 @@ struct Session {
     rows_frame: Vec<u8>,
     full_frames: Vec<Vec<u8>>,
     held_bytes: usize,
+    /// Bytes of rows of the task in work that have left already.
+    sent_bytes: u64,
     rows: u64,
     waited_us: u64,
     last_spoke: u64,
@@ -413,6 +416,7 @@ fn send_rows(all: bool) {
         if all && !session.rows_frame.is_empty() {
             frames.push(std::mem::take(&mut session.rows_frame));
         }
+        session.sent_bytes += frames.iter().map(|rows| rows.len() as u64).sum::<u64>();
         frames
     });
     for rows in frames {
@@ -432,8 +436,10 @@ fn next_task(scan: u32) -> Option<LinkTask> {
             "",
         );
     }
+    // A scan may be left in mid-task, when a join turns out to have an empty inner side. What was
+    // left is not done, and what was given of it ahead is nobody's business here any more.
     let done = SESSION.with_borrow_mut(|session| session.current.take());
-    match done {
+    match done.filter(|current| current.report.scan == scan) {
         Some(current) => {
             send_rows(true);
             copy_both::send(&ToCoordinator::TaskDone(current.report));
@@ -441,9 +447,15 @@ fn next_task(scan: u32) -> Option<LinkTask> {
         None => copy_both::send(&ToCoordinator::Request { scan }),
     }
     let started = now_micros();
-    let frame = next_frame();
+    let frame = loop {
+        match next_frame() {
+            ToReplica::Task { scan: left, .. } if left != scan => {}
+            frame => break frame,
+        }
+    };
     SESSION.with_borrow_mut(|session| {
         session.waited_us += now_micros() - started;
+        session.sent_bytes = 0;
         match frame {
             ToReplica::Task {
                 scan: of,
@@ -531,7 +543,8 @@ impl Session {
 
     /// Does the task in work end before this block, which begins a granule?
     fn ends_task(&mut self, scan: u32, next_block: u32) -> bool {
-        let full = self.task_bytes > 0 && self.unsent_bytes() as u64 > self.task_bytes;
+        let bytes = self.sent_bytes + self.unsent_bytes() as u64;
+        let full = self.task_bytes > 0 && bytes > self.task_bytes;
         let Some(current) = &mut self.current else {
             return false;
         };
@@ -564,19 +577,15 @@ fn show_life() {
 
 /// Called between two pieces of a scan, when it has no page pinned.
 fn boundary(scan: u32, next_block: u32, at_granule: bool) -> Boundary {
-    let (stopped, many) = SESSION.with_borrow(|session| {
-        (
-            session.stopped,
-            session.unsent_bytes() > TASK_BYTES_MAX.max(session.task_bytes as usize),
-        )
-    });
+    let (stopped, many) =
+        SESSION.with_borrow(|session| (session.stopped, session.unsent_bytes() > TASK_BYTES_MAX));
     if stopped {
         return Boundary::Stop;
     }
+    if many {
+        send_rows(false);
+    }
     if !at_granule {
-        if many {
-            send_rows(false);
-        }
         return Boundary::GoOn;
     }
     show_life();

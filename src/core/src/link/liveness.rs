@@ -7,6 +7,8 @@
 //! - it has grown since the last answer: the process works, however silent;
 //! - it has not, or no answer came for half of the time: the process, or its server, is frozen.
 //!
+//! A server that has no room for the other connection lives, but cannot tell; it is asked again.
+//!
 //! So a frozen process is found out after the tolerated time, and one that works never is. A
 //! process that waits for something for so long without using any CPU time counts as frozen, which
 //! costs time and nothing else: its work is done by others.
@@ -84,6 +86,11 @@ impl Liveness {
             _ => Verdict::Wait,
         }
     }
+
+    /// The server answered that it cannot answer now.
+    pub fn not_answered_now(&mut self) {
+        self.asked = false;
+    }
 }
 
 #[cfg(test)]
@@ -107,6 +114,20 @@ mod tests {
         assert_eq!(process.check(105), Verdict::Ask);
         assert_eq!(process.check(109), Verdict::Wait);
         assert_eq!(process.check(110), Verdict::Unanswered);
+    }
+
+    #[test]
+    fn a_server_that_has_no_room_for_the_question_is_asked_again() {
+        let mut process = Liveness::new(10, 100);
+        assert_eq!(process.check(105), Verdict::Ask);
+        process.not_answered_now();
+        assert_eq!(process.check(109), Verdict::Wait);
+        assert_eq!(process.check(110), Verdict::Ask);
+        assert_eq!(process.answered(7), Verdict::Wait);
+        assert_eq!(process.check(115), Verdict::Ask);
+        process.not_answered_now();
+        assert_eq!(process.check(120), Verdict::Ask);
+        assert_eq!(process.answered(7), Verdict::Frozen);
     }
 
     #[test]

@@ -13,11 +13,15 @@ pub enum Misreport {
     Extent,
     #[error("replica ended with tasks undone")]
     Undone,
+    #[error("replica came back to a scan that it had left")]
+    LeftScan,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct GivenTasks {
     given: VecDeque<(u32, Task)>,
+    /// Given, of scans that the link has left since: it turned out not to need them.
+    left: Vec<(u32, Task)>,
     total: u32,
 }
 
@@ -27,7 +31,7 @@ impl GivenTasks {
         self.total
     }
 
-    /// Tasks given and not reported.
+    /// Tasks given and not reported, of the scan that the link is in.
     pub fn outstanding(&self) -> usize {
         self.given.len()
     }
@@ -36,6 +40,28 @@ impl GivenTasks {
     pub fn give(&mut self, scan: u32, task: Task) {
         self.given.push_back((scan, task));
         self.total = self.total.saturating_add(1);
+    }
+
+    /// The link asks for a task of scan `scan`, so it does not go on with any other. Answers what it
+    /// was given of those and will not do.
+    pub fn turn_to(&mut self, scan: u32) -> Result<&[(u32, Task)], Misreport> {
+        if self.left.iter().any(|(left, _)| *left == scan) {
+            return Err(Misreport::LeftScan);
+        }
+        let before = self.left.len();
+        for (of, task) in std::mem::take(&mut self.given) {
+            match of == scan {
+                true => self.given.push_back((of, task)),
+                false => self.left.push((of, task)),
+            }
+        }
+        Ok(&self.left[before..])
+    }
+
+    /// Is the link at work on this task, or about to be?
+    pub fn holds(&self, scan: u32, id: u32) -> bool {
+        let mut given = self.given.iter();
+        given.any(|(of, task)| *of == scan && task.id == id)
     }
 
     /// A link works in order, so only its oldest task can be done. Answers the task and how many of
@@ -66,9 +92,10 @@ impl GivenTasks {
 
     /// At the end only tasks of scans that turned out not to be needed may be left.
     pub fn ended(&mut self, report: &FragmentReport) -> Result<(), Misreport> {
-        let left = std::mem::take(&mut self.given);
-        let unneeded = |scan| report.unneeded.contains(scan);
-        match !report.stopped && left.iter().all(|(scan, _)| unneeded(scan)) {
+        let left = std::mem::take(&mut self.left);
+        let mut undone = std::mem::take(&mut self.given).into_iter().chain(left);
+        let unneeded = |scan: u32| report.unneeded.contains(&scan);
+        match !report.stopped && undone.all(|(scan, _)| unneeded(scan)) {
             true => Ok(()),
             false => Err(Misreport::Undone),
         }
@@ -76,6 +103,7 @@ impl GivenTasks {
 
     pub fn clear(&mut self) {
         self.given.clear();
+        self.left.clear();
     }
 }
 
@@ -142,6 +170,30 @@ mod tests {
         assert_eq!(tasks.take_back(0, 2), Ok(task(2)));
         assert_eq!(tasks.take_back(0, 2), Err(Misreport::NotHeld));
         assert_eq!(tasks.done(&report(0, 1), 8), Ok((task(1), 10)));
+    }
+
+    #[test]
+    fn a_scan_may_be_left_for_good() {
+        let mut tasks = GivenTasks::default();
+        tasks.give(0, task(1));
+        tasks.give(0, task(2));
+        assert_eq!(tasks.turn_to(0), Ok(&[][..]));
+        assert_eq!(tasks.outstanding(), 2);
+        assert_eq!(tasks.turn_to(1), Ok(&[(0, task(1)), (0, task(2))][..]));
+        assert_eq!(tasks.outstanding(), 0);
+        assert!(!tasks.holds(0, 1));
+        tasks.give(1, task(1));
+        assert!(tasks.holds(1, 1));
+        assert_eq!(
+            tasks.clone().done(&report(0, 1), 8),
+            Err(Misreport::NotHeld)
+        );
+        assert_eq!(tasks.clone().turn_to(0), Err(Misreport::LeftScan));
+        assert_eq!(tasks.done(&report(1, 1), 8), Ok((task(1), 10)));
+        let mut end = FragmentReport::default();
+        assert_eq!(tasks.clone().ended(&end), Err(Misreport::Undone));
+        end.unneeded = vec![0];
+        assert_eq!(tasks.ended(&end), Ok(()));
     }
 
     #[test]
