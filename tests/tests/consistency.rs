@@ -189,6 +189,26 @@ fn a_replica_that_has_not_replayed_is_left_out() {
     assert_eq!(count_by_replicas(&cluster, &mut reader), ROWS + 1000);
 }
 
+/// The lock is replayed on every replica, where the query would wait for it.
+#[test]
+fn a_transaction_that_locks_the_table_for_itself_reads_alone() {
+    let cluster = scene(1, &[]);
+    let mut reader = forced(&cluster);
+    let mut transaction = reader.transaction().unwrap();
+    // The executor starts here, while the transaction has no id.
+    let portal = transaction.bind("SELECT count(*) FROM t", &[]).unwrap();
+    transaction
+        .batch_execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        .unwrap();
+    let error = transaction.query_portal(&portal, 0).unwrap_err();
+    let error = error.as_db_error().expect("an error of the server");
+    let detail = error.detail().unwrap_or_default();
+    assert!(detail.starts_with("Reason own_xid: "), "{error:?}");
+    transaction.rollback().unwrap();
+    assert_eq!(count_by_replicas(&cluster, &mut reader), ROWS);
+    damage_check(&cluster);
+}
+
 #[test]
 fn a_transaction_that_has_written_reads_alone() {
     // E4.

@@ -79,6 +79,43 @@ fn run_with_replicas(client: &mut Client, script: &str) {
     assert!(after.1 > before.1, "replicas took no part: {script}");
 }
 
+/// A value of a unique key finds one row, but not if the key is that of a part of the rows, or of one
+/// table of several. Each query is the first of its session: the cache knows the indexes in name only.
+#[test]
+fn a_key_of_a_part_is_no_key_of_all() {
+    let cluster = cluster();
+    run(
+        &mut cluster.connect(PRIMARY),
+        "CREATE TABLE parted (k int, first bool);
+         INSERT INTO parted SELECT 1, i = 1 FROM generate_series(1, 50000) i;
+         CREATE UNIQUE INDEX ON parted (k) WHERE first;
+         CREATE TABLE parent (k int PRIMARY KEY); CREATE TABLE child () INHERITS (parent);
+         INSERT INTO child SELECT 1 FROM generate_series(1, 50000) i;
+         CREATE TABLE whole (k int PRIMARY KEY);
+         INSERT INTO whole SELECT generate_series(1, 50000);
+         ANALYZE parted; ANALYZE parent; ANALYZE child; ANALYZE whole",
+    );
+    cluster.psql(PRIMARY, "VACUUM parted, parent, child, whole");
+    for (table, by_replicas) in [("parted", true), ("parent", true), ("whole", false)] {
+        let mut client = cluster.connect(PRIMARY);
+        run(
+            &mut client,
+            "SET enable_parallel_replicas = 1; SET parallel_setup_cost = 0;
+             SET parallel_replicas.setup_cost = 0; SET min_parallel_table_scan_size = 0;
+             SET enable_indexscan = off; SET enable_bitmapscan = off;
+             SET enable_indexonlyscan = off",
+        );
+        let before = counters(&mut cluster.connect(PRIMARY)).0;
+        run(
+            &mut client,
+            &format!("SELECT count(*) FROM {table} WHERE k = 1"),
+        );
+        let used = counters(&mut cluster.connect(PRIMARY)).0 > before;
+        assert_eq!(used, by_replicas, "{table}");
+    }
+    damage_check(&cluster);
+}
+
 /// Everything is shipped, and only replicas read.
 const FORCED: &str =
     "SET parallel_replicas.debug_force = on; SET parallel_replicas_local_plan = off;

@@ -96,7 +96,7 @@ fn a_link_gives_back_what_others_can_do_sooner() {
             process = text(
                 &mut observer,
                 "SELECT coalesce(min(pid), 0)::text FROM pg_stat_activity
-                 WHERE query LIKE 'CALL parallel_replicas.serve%' AND state = 'active'
+                 WHERE query LIKE 'fragment of query %' AND state = 'active'
                    AND backend_xmin IS NOT NULL",
             );
             process != "0"
@@ -131,7 +131,8 @@ fn a_replica_that_catches_up_late_joins() {
     let mut client = forced(&cluster);
     client
         .batch_execute(
-            "SET parallel_replicas_local_plan = on; SET max_parallel_workers_per_gather = 1",
+            "SET parallel_replicas_local_plan = on; SET max_parallel_workers_per_gather = 1;
+             SET parallel_replicas_mark_segment_size = 8",
         )
         .unwrap();
     cluster.pause_replay(1);
@@ -150,7 +151,7 @@ fn a_replica_that_catches_up_late_joins() {
         text(
             &mut standby,
             "SELECT count(*)::text FROM pg_stat_activity
-             WHERE query LIKE 'CALL parallel_replicas.serve%' AND state = 'active'
+             WHERE query LIKE 'fragment of query %' AND state = 'active'
                AND backend_xmin IS NULL",
         ) == "2"
     });
@@ -177,23 +178,110 @@ fn a_replica_that_catches_up_late_joins() {
     damage_check(&cluster);
 }
 
+/// A task whose rows are many ends before they take more than work_mem, be it that they gather within
+/// one granule or that they leave the replica between the granules.
 #[test]
 fn large_rows_need_no_temporary_file() {
+    for (work_mem, granule_blocks, repeat, rows) in
+        [("4MB", "1", 100, 8000), ("16MB", "32", 20, 40_000)]
+    {
+        let cluster = scene(
+            1,
+            &[
+                ("work_mem", work_mem),
+                ("parallel_replicas.granule_blocks", granule_blocks),
+            ],
+        );
+        let mut client = forced(&cluster);
+        client.batch_execute("SET temp_file_limit = 0").unwrap();
+        let query = format!("SELECT id, repeat(pad, {repeat}) FROM t WHERE id <= {rows}");
+        let expected = Rows::fetch(&mut cluster.connect(PRIMARY), &query).unwrap();
+        let rows = Rows::fetch(&mut client, &query).expect("no temporary file is needed");
+        assert_eq!(expected.difference(&rows, false), None);
+        damage_check(&cluster);
+    }
+}
+
+/// Whoever waits with a page pinned holds up replay.
+#[test]
+fn a_replica_waits_for_the_network_with_no_page_pinned() {
     let cluster = scene(
         1,
         &[
-            ("log_temp_files", "0"),
-            ("work_mem", "4MB"),
-            ("parallel_replicas.granule_blocks", "1"),
+            ("work_mem", "256MB"),
+            ("parallel_replicas.links_per_replica", "1"),
         ],
     );
+    cluster.psql(PRIMARY, "CREATE EXTENSION pg_buffercache");
+    cluster.wait_all_caught_up();
     let mut client = forced(&cluster);
-    let query = "SELECT id, repeat(pad, 100) FROM t WHERE id <= 8000";
-    let expected = Rows::fetch(&mut cluster.connect(PRIMARY), query).unwrap();
-    let rows = Rows::fetch(&mut client, query).unwrap();
-    assert_eq!(expected.difference(&rows, false), None);
-    let log = cluster.log(PRIMARY);
-    let written = |line: &&str| line.contains("client backend") && line.contains("temporary file");
-    assert_eq!(log.lines().find(written), None);
+    // Nobody reads the answer, so in the end neither coordinator nor replica can send.
+    let copy = "COPY (SELECT id, repeat(pad, 50) FROM t) TO STDOUT";
+    let unread = client.copy_out(copy).unwrap();
+    let mut primary = cluster.connect(PRIMARY);
+    let mut observer = cluster.connect(1);
+    let waits = |query: &str, event: &str| {
+        format!(
+            "SELECT count(*)::text FROM pg_stat_activity
+             WHERE query LIKE '{query}%' AND state = 'active' AND wait_event = '{event}'"
+        )
+    };
+    let (coordinator, replica) = (
+        waits("COPY", "ClientWrite"),
+        waits("fragment of query", "Extension"),
+    );
+    let mut looks = 0;
+    wait_until(SOON, "both wait for the network", || {
+        let both = text(&mut primary, &coordinator) == "1" && text(&mut observer, &replica) == "1";
+        looks = if both { looks + 1 } else { 0 };
+        looks >= 20
+    });
+    let pinned = text(
+        &mut observer,
+        "SELECT count(*)::text FROM pg_buffercache
+         WHERE relfilenode = pg_relation_filenode('t') AND pinning_backends > 0",
+    );
+    assert_eq!(pinned, "0");
+    drop(unread);
+    drop(client);
+    damage_check(&cluster);
+}
+
+/// A hash join reads its first outer row before it finds its inner side empty, and never asks for the
+/// rest of that scan.
+#[test]
+fn a_scan_that_a_join_does_not_need_is_left() {
+    let cluster = scene(2, &[]);
+    cluster.psql(
+        PRIMARY,
+        "CREATE TABLE t2 AS SELECT * FROM t;
+         CREATE TABLE d AS SELECT i AS id, i % 2 AS f FROM generate_series(1, 1000) i;
+         ANALYZE t2; ANALYZE d",
+    );
+    cluster.wait_all_caught_up();
+    let mut alone = cluster.connect(PRIMARY);
+    let mut client = forced(&cluster);
+    for local in ["off", "on"] {
+        client
+            .batch_execute(&format!("SET parallel_replicas_local_plan = {local}"))
+            .unwrap();
+        for (first, second) in [(7, 7), (7, 1), (1, 7), (0, 1)] {
+            for wanted in ["count(*), sum(id)", "*"] {
+                let query = format!(
+                    "SELECT {wanted} FROM (
+                         SELECT t.id FROM t JOIN d USING (id) WHERE d.f = {first}
+                         UNION ALL
+                         SELECT t2.id FROM t2 JOIN d USING (id) WHERE d.f = {second}) s"
+                );
+                let plan = explain(&mut client, &query);
+                assert!(plan.contains("Append"), "{plan}");
+                assert_eq!(plan.matches("(GranuleScan)").count(), 2, "{plan}");
+                let expected = Rows::fetch(&mut alone, &query).unwrap();
+                let rows = Rows::fetch(&mut client, &query).unwrap();
+                assert_eq!(expected.difference(&rows, false), None, "{query}");
+                assert_eq!(event(&cluster, "LostCount"), 0, "{query}");
+            }
+        }
+    }
     damage_check(&cluster);
 }
