@@ -7,7 +7,9 @@ use parallel_replicas_tests::{Cluster, PRIMARY, SOON, text, wait_until};
 fn link_backends(cluster: &Cluster, node: usize) -> i64 {
     let mut client = cluster.connect(node);
     let query = "SELECT count(*)::text FROM pg_stat_activity
-                 WHERE application_name LIKE 'parallel_replicas%' AND backend_type = 'client backend'";
+                 WHERE application_name LIKE 'parallel_replicas%'
+                   AND application_name <> 'parallel_replicas monitor'
+                   AND backend_type = 'client backend'";
     text(&mut client, query).parse().expect("a number")
 }
 
@@ -76,7 +78,8 @@ fn a_replica_that_stalls_is_given_up() {
         pid = text(
             &mut observer,
             "SELECT coalesce(min(pid), 0)::text FROM pg_stat_activity
-             WHERE application_name LIKE 'parallel_replicas%' AND state = 'active'",
+             WHERE application_name LIKE 'parallel_replicas%'
+               AND application_name <> 'parallel_replicas monitor' AND state = 'active'",
         );
         pid != "0"
     });
