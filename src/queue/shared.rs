@@ -8,7 +8,7 @@
 //! A backend's entry is the one of its backend id, so there is always one for everybody.
 
 use super::{measure, overload, settings};
-use parallel_replicas_core::queue::{Entry, Group, Header, Queue, State};
+use parallel_replicas_core::queue::{Entry, Group, Header, Queue, State, is_later_reading};
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -217,9 +217,9 @@ impl View<'_> {
     /// may be read at any time, and a process that is in the middle of a long statement has old
     /// ones.
     pub fn refresh_limits(&mut self) {
-        // SAFETY: plain global.
-        let read_at = unsafe { pg_sys::PgReloadTime };
-        if read_at > *self.settings_read_at {
+        // SAFETY: plain global; a reading of the clock.
+        let (read_at, now) = unsafe { (pg_sys::PgReloadTime, pg_sys::GetCurrentTimestamp()) };
+        if is_later_reading(read_at, *self.settings_read_at, now) {
             *self.settings_read_at = read_at;
             let mut limits = settings::limits();
             limits.overloaded = self.queue.header.limits.overloaded && overload::is_on();

@@ -9,6 +9,7 @@ use parallel_replicas_core::queue::sjf::{early_credit, score};
 use parallel_replicas_core::queue::swrr::{CLASSES, Swrr, WEIGHTS, class_of};
 use parallel_replicas_core::queue::{
     Admitted, Blocked, Entry, Group, Header, Kind, Limits, Queue, Request, State, Strategy,
+    is_later_reading,
 };
 
 const GIB: u64 = 1 << 30;
@@ -407,6 +408,16 @@ fn admission_over_the_limits_is_counted_and_given_back() {
     assert_eq!(memory.queue().release(1), State::Free);
     assert_eq!(memory.queue().release(0), State::Running);
     assert_eq!((memory.header.slots, memory.header.running), (0, 0));
+}
+
+#[test]
+fn settings_read_after_the_clock_was_set_back_count() {
+    assert!(is_later_reading(5, 4, 10));
+    assert!(!is_later_reading(4, 4, 10));
+    assert!(!is_later_reading(4, 5, 10));
+    assert!(is_later_reading(4, 11, 10), "the other is from before");
+    assert!(!is_later_reading(11, 4, 10), "this is from before");
+    assert!(is_later_reading(12, 11, 10), "both are from before");
 }
 
 #[test]

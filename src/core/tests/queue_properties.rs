@@ -145,6 +145,13 @@ impl Memory {
             self.header.running as usize,
             self.in_state(State::Running).count()
         );
+        let over = || {
+            self.in_state(State::Running)
+                .filter(|entry| entry.admitted != Admitted::Scheduler)
+        };
+        assert_eq!(self.header.running_over as usize, over().count());
+        let slots_over: u64 = over().map(|entry| u64::from(entry.slots)).sum();
+        assert_eq!(self.header.slots_over, slots_over);
         let pending = self.in_state(State::Pending).count();
         assert_eq!(self.header.pending as usize, pending);
         for (index, group) in self.groups.iter().enumerate() {
@@ -154,6 +161,8 @@ impl Memory {
                     .count()
             };
             assert_eq!(group.running as usize, of_group(State::Running));
+            let over = over().filter(|entry| entry.group as usize == index + 1);
+            assert_eq!(group.running_over as usize, over.count());
             assert_eq!(group.pending as usize, of_group(State::Pending));
         }
         let listed: Vec<usize> = self.queue().pending().collect();
@@ -174,11 +183,15 @@ proptest! {
         let mut memory = Memory::new(first);
         for event in &events {
             memory.apply(event);
-            let (before, running) = (memory.header.slots, memory.header.running);
+            let before = memory.header;
             let groups = memory.groups.clone();
             memory.schedule();
             memory.check_books();
-            let limits = memory.header.limits;
+            let header = memory.header;
+            let limits = header.limits;
+            // Where all others were admitted over the limits, one runs whatever it needs.
+            let alone = before.running == before.running_over
+                && header.running - header.running_over == 1;
             let granted: Vec<usize> = memory
                 .woken
                 .iter()
@@ -191,22 +204,21 @@ proptest! {
             }
             // What the scheduler itself let in is within every limit, whatever others did.
             if limits.by_slots {
-                let alone = before == 0 && memory.header.running == 1;
-                prop_assert!(memory.header.slots <= u64::from(limits.total) || alone);
+                prop_assert!(header.slots <= u64::from(limits.total) || alone);
             } else {
                 prop_assert!(!limits.overloaded);
             }
             if limits.concurrency > 0 {
-                prop_assert!(running < limits.concurrency);
-                prop_assert!(memory.header.running <= limits.concurrency);
+                prop_assert!(header.running <= limits.concurrency || alone);
             }
             for index in granted {
                 let group = memory.entries[index].group;
                 if limits.by_group && group > 0 {
                     let group = group as usize - 1;
-                    let limit = memory.groups[group].concurrency;
-                    prop_assert!(limit == 0 || memory.groups[group].running <= limit
-                        || groups[group].running > limit);
+                    let (before, now) = (groups[group], memory.groups[group]);
+                    let alone = before.running == before.running_over
+                        && now.running - now.running_over == 1;
+                    prop_assert!(now.concurrency == 0 || now.running <= now.concurrency || alone);
                 }
             }
         }
@@ -230,8 +242,11 @@ proptest! {
             memory.apply(event);
             memory.schedule();
             let limits = memory.header.limits;
-            let limited = limits.concurrency > 0 && memory.header.running >= limits.concurrency;
-            if memory.header.running == 0 && !limits.overloaded {
+            let only_over = memory.header.running == memory.header.running_over;
+            let limited = limits.concurrency > 0
+                && memory.header.running >= limits.concurrency
+                && !only_over;
+            if only_over && !limits.overloaded {
                 let grouped = limits.by_group;
                 prop_assert!(grouped || memory.header.pending == 0);
             }
@@ -240,10 +255,50 @@ proptest! {
                 let next = memory.queue().peek(now);
                 if let Some(next) = next {
                     let sum = memory.header.slots + u64::from(memory.entries[next].slots);
-                    prop_assert!(sum > u64::from(limits.total));
+                    prop_assert!(sum > u64::from(limits.total) && !only_over);
                 }
             }
         }
+    }
+
+    /// Statements that are admitted over the limits keep coming, so that they alone fill all slots and
+    /// every concurrency limit at any moment: all others get on nevertheless.
+    #[test]
+    fn those_admitted_over_the_limits_keep_nobody_out(
+        limits in limits(),
+        group_limit in 0_u32..3,
+        over in prop::collection::vec((1_u32..25, 0..=GROUPS as u32), 6),
+        others in prop::collection::vec((1_u32..25, 0..=GROUPS as u32), 6),
+    ) {
+        let limits = Limits { kinds: 3, overloaded: false, timeout_ms: 0, ..limits };
+        let mut memory = Memory::new(limits);
+        memory.groups = vec![Group { concurrency: group_limit, ..Group::default() }; GROUPS];
+        let ask = |memory: &mut Memory, index: usize, (slots, group): (u32, u32)| {
+            memory.apply(&Event::Ask { index, slots, group, load: false });
+        };
+        for (index, request) in over.iter().enumerate() {
+            ask(&mut memory, index, *request);
+            memory.apply(&Event::AdmitOver(index));
+        }
+        for (index, request) in others.iter().enumerate() {
+            ask(&mut memory, over.len() + index, *request);
+        }
+        // In each round one statement over the limits ends, and a new one comes before the others
+        // are looked at; whoever else runs ends.
+        for round in 0..others.len() {
+            let index = round % over.len();
+            memory.apply(&Event::Release(index));
+            ask(&mut memory, index, over[index]);
+            memory.apply(&Event::AdmitOver(index));
+            memory.schedule();
+            memory.check_books();
+            for index in over.len()..BACKENDS {
+                if memory.entries[index].state == State::Running {
+                    memory.apply(&Event::Release(index));
+                }
+            }
+        }
+        prop_assert_eq!(memory.header.pending, 0);
     }
 
     /// A steady stream of one-slot queries, which alone would keep every slot busy for ever, and one

@@ -106,6 +106,13 @@ pub enum Admitted {
     SwitchedOff = 3,
 }
 
+impl Admitted {
+    /// Whatever the limits were.
+    fn is_over(self) -> bool {
+        self != Admitted::Scheduler
+    }
+}
+
 /// What a backend asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -144,6 +151,8 @@ pub struct Group {
     /// It uses more CPU or memory than it may.
     pub overloaded: bool,
     pub running: u32,
+    /// Of them, those that were admitted over the limits.
+    pub running_over: u32,
     pub pending: u32,
     pub total: u64,
     pub timeouts: u64,
@@ -151,8 +160,14 @@ pub struct Group {
 
 impl Group {
     fn is_full(&self) -> bool {
-        self.overloaded || (self.concurrency > 0 && self.running >= self.concurrency)
+        self.overloaded || is_at_limit(self.concurrency, self.running, self.running_over)
     }
+}
+
+/// May no more run? Those admitted over the limits count, but where only they run there is always
+/// room for one, so that a steady stream of them cannot keep the others out for ever.
+fn is_at_limit(concurrency: u32, running: u32, running_over: u32) -> bool {
+    concurrency > 0 && running >= concurrency && running > running_over
 }
 
 /// What happened since the server started.
@@ -180,9 +195,14 @@ pub struct Counters {
 pub struct Header {
     pub limits: Limits,
     pub running: u32,
+    /// Of them, those that were admitted over the limits.
+    pub running_over: u32,
     pub pending: u32,
-    /// Slots held by running requests; above the total only by requests that were admitted over it.
+    /// Slots held by running requests; above the total only because of requests that were admitted
+    /// over the limits.
     pub slots: u64,
+    /// Of them, those of requests that were admitted over the limits.
+    pub slots_over: u64,
     first: u32,
     last: u32,
     /// Version 1: the group to begin with.
@@ -197,6 +217,12 @@ impl Header {
     pub fn class_states(&self) -> [i64; CLASSES] {
         self.swrr.states()
     }
+}
+
+/// Were settings that were read at `read_at` read later than others? Times after `now` are from
+/// before the clock was set back, so everything else is later.
+pub fn is_later_reading(read_at: i64, other: i64, now: i64) -> bool {
+    (read_at <= now, read_at) > (other <= now, other)
 }
 
 /// The queue, seen by whoever holds its lock.
@@ -292,7 +318,11 @@ impl Queue<'_> {
         if let Some(entry) = self.entries.get_mut(index)
             && entry.state == State::Running
         {
-            self.header.slots = self.header.slots - u64::from(entry.slots) + u64::from(slots);
+            let change = |sum: u64| sum - u64::from(entry.slots) + u64::from(slots);
+            self.header.slots = change(self.header.slots);
+            if entry.admitted.is_over() {
+                self.header.slots_over = change(self.header.slots_over);
+            }
             entry.slots = slots;
         }
     }
@@ -305,10 +335,14 @@ impl Queue<'_> {
             State::Pending => self.unlink(index),
             State::Running => {
                 let entry = self.entries[index];
+                let over = u32::from(entry.admitted.is_over());
                 self.header.running -= 1;
+                self.header.running_over -= over;
                 self.header.slots -= u64::from(entry.slots);
+                self.header.slots_over -= u64::from(over * entry.slots);
                 if let Some(group) = self.group_mut(entry.group) {
                     group.running -= 1;
+                    group.running_over -= over;
                 }
             }
             State::Expired => {}
@@ -417,11 +451,15 @@ impl Queue<'_> {
         entry.admitted = admitted;
         entry.admitted_ms = now_ms;
         let (slots, group) = (entry.slots, entry.group);
+        let over = u32::from(admitted.is_over());
         self.header.running += 1;
+        self.header.running_over += over;
         self.header.slots += u64::from(slots);
+        self.header.slots_over += u64::from(over * slots);
         self.header.counters.admitted[class] += 1;
         if let Some(group) = self.group_mut(group) {
             group.running += 1;
+            group.running_over += over;
         }
     }
 
@@ -456,8 +494,12 @@ impl Queue<'_> {
     }
 
     fn is_at_concurrency_limit(&self) -> bool {
-        let most = self.header.limits.concurrency;
-        most > 0 && self.header.running >= most
+        let header = &*self.header;
+        is_at_limit(
+            header.limits.concurrency,
+            header.running,
+            header.running_over,
+        )
     }
 
     /// Version 2: by turns of the strategy. The first that does not fit ends the round, so that
@@ -465,7 +507,9 @@ impl Queue<'_> {
     fn schedule_by_slots(&mut self, now_ms: u64, wake: &mut dyn FnMut(usize)) {
         while let Some(index) = self.peek(now_ms) {
             let entry = &mut self.entries[index];
-            let fits = self.header.slots == 0
+            // The first one always fits: neither its size nor those admitted over the limits may
+            // keep it out for ever.
+            let fits = self.header.slots == self.header.slots_over
                 || self.header.slots + u64::from(entry.slots)
                     <= u64::from(self.header.limits.total);
             if !fits {
@@ -546,6 +590,12 @@ impl Queue<'_> {
         let first_turn = self.header.rotation % turns;
         for turn in 0..turns {
             let group = (first_turn + turn) % turns;
+            if self
+                .group_mut(group)
+                .is_some_and(|group| group.pending == 0)
+            {
+                continue;
+            }
             while let Some(index) = self.first_pending(|entry| entry.group == group) {
                 let obstacle = if self.is_at_concurrency_limit() {
                     Blocked::Concurrency
