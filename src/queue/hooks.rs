@@ -105,10 +105,13 @@ unsafe extern "C-unwind" fn executor_start(query: *mut pg_sys::QueryDesc, eflags
         if settings::is_on() {
             admit_query(query, eflags);
         }
+        // Pruning may execute functions whose queries are part of this one.
+        let frame = enter(Frame::Executor);
         match PREVIOUS_START {
             Some(previous) => previous(query, eflags),
             None => statement::standard_executor_start(query, eflags),
         }
+        leave(frame);
     }
 }
 
@@ -155,10 +158,12 @@ unsafe extern "C-unwind" fn executor_run(
     // SAFETY: PostgreSQL's own arguments.
     unsafe {
         let frame = enter(Frame::Executor);
+        holders::resume(query);
         match PREVIOUS_RUN {
             Some(previous) => previous(query, direction, count, execute_once),
             None => statement::standard_executor_run(query, direction, count, execute_once),
         }
+        holders::pause(query);
         leave(frame);
     }
 }
@@ -168,10 +173,12 @@ unsafe extern "C-unwind" fn executor_finish(query: *mut pg_sys::QueryDesc) {
     // SAFETY: PostgreSQL's own arguments.
     unsafe {
         let frame = enter(Frame::Executor);
+        holders::resume(query);
         match PREVIOUS_FINISH {
             Some(previous) => previous(query),
             None => statement::standard_executor_finish(query),
         }
+        holders::pause(query);
         leave(frame);
     }
 }
@@ -180,6 +187,7 @@ unsafe extern "C-unwind" fn executor_finish(query: *mut pg_sys::QueryDesc) {
 unsafe extern "C-unwind" fn executor_end(query: *mut pg_sys::QueryDesc) {
     // SAFETY: PostgreSQL's own arguments.
     unsafe {
+        holders::resume(query);
         match PREVIOUS_END {
             Some(previous) => previous(query),
             None => statement::standard_executor_end(query),
