@@ -7,6 +7,7 @@
 //! itself in the same way over the coordinator's challenge, before it is sent anything. The secret is
 //! never logged, shown or sent.
 
+use crate::pg::catalog::open_own_table;
 use hmac::{Hmac, Mac as _};
 use parallel_replicas_core::frame::{Hello, Mac, Nonce};
 use pgrx::pg_sys;
@@ -87,15 +88,10 @@ pub fn read() -> Option<Vec<u8>> {
     // SAFETY: in a transaction. The relation is locked while it is read, the snapshot registered
     // while it is used; everything is given back in order.
     unsafe {
-        let namespace = pg_sys::get_namespace_oid(c"parallel_replicas".as_ptr(), true);
-        if namespace == pg_sys::InvalidOid {
+        let relation = open_own_table(c"secret", &[pg_sys::BYTEAOID, pg_sys::BOOLOID]);
+        if relation.is_null() {
             return None;
         }
-        let relid = pg_sys::get_relname_relid(c"secret".as_ptr(), namespace);
-        if relid == pg_sys::InvalidOid {
-            return None;
-        }
-        let relation = pg_sys::table_open(relid, pg_sys::AccessShareLock as i32);
         let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetActiveSnapshot());
         let scan = pg_sys::heap_beginscan(
             relation,

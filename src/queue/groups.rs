@@ -5,17 +5,29 @@
 //! or when its definition is committed. A group belongs to its database.
 //!
 //! Whoever defines bumps a version when the definition has been committed; whoever reads a definition
-//! and finds another version afterwards reads again, so no place keeps an old one.
+//! and finds another version afterwards reads again, so no place keeps an old one. Definitions that come
+//! by replication, or go with the extension, nobody applies: so a session trusts a place only when
+//! it has read the definition itself, and reads again when the table's relation cache entry has been
+//! invalidated, which every change does.
 
 use super::shared::{self, GROUPS_MAX, GroupDetails, View};
 use super::{measure, settings};
 use crate::error::raise;
+use crate::pg::catalog::open_own_table;
 use parallel_replicas_core::queue::Group;
 use pgrx::{PgSqlErrorCode, pg_sys};
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_void};
 
 const NAME_SIZE: usize = pg_sys::NAMEDATALEN as usize;
+
+/// Types of the table's columns.
+const COLUMNS: [pg_sys::Oid; 4] = [
+    pg_sys::NAMEOID,
+    pg_sys::INT4OID,
+    pg_sys::FLOAT8OID,
+    pg_sys::FLOAT8OID,
+];
 
 /// A group's name, padded with zeroes.
 pub type Name = [u8; NAME_SIZE];
@@ -42,6 +54,13 @@ thread_local! {
     static CHANGES: RefCell<Vec<Change>> = const { RefCell::new(Vec::new()) };
     /// The name that was looked for in vain, and the definitions' version then.
     static MISSING: Cell<Option<(Name, u64)>> = const { Cell::new(None) };
+    /// The name whose definition was read last, and how many changes had been noticed before.
+    static CURRENT: Cell<Option<(Name, u64)>> = const { Cell::new(None) };
+    static CHANGES_NOTICED: Cell<u64> = const { Cell::new(0) };
+    /// The table that was read last; none if the extension was not there.
+    static TABLE: Cell<pg_sys::Oid> = const { Cell::new(pg_sys::InvalidOid) };
+    /// The callback for invalidations is there: it is a process's own.
+    static WATCHING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Installs the callbacks. Once, from the library's initialisation.
@@ -73,26 +92,41 @@ fn own_database() -> u32 {
     unsafe { pg_sys::MyDatabaseId.to_u32() }
 }
 
-/// The session's group: its number plus 1, or 0 if it has none.
+/// The session's group: its number plus 1, or 0 if it has none, or groups do not count.
 pub fn number() -> u32 {
+    if !settings::is_by_group() {
+        return 0;
+    }
     let Some(name) = settings::group().and_then(|text| name(text.as_bytes())) else {
         return 0;
     };
     loop {
         let (found, version) =
             shared::locked(|view| (find(view, own_database(), &name), *view.groups_version));
-        if let Some(index) = found {
-            return index as u32 + 1;
+        // What this transaction has changed is not to be seen by others yet.
+        if CHANGES.with_borrow(|changes| !changes.is_empty()) {
+            return found.map_or(0, |index| index as u32 + 1);
         }
-        if MISSING.get() == Some((name, version)) {
-            return 0;
+        let noticed = CHANGES_NOTICED.get();
+        if CURRENT.get() == Some((name, noticed)) {
+            if let Some(index) = found {
+                return index as u32 + 1;
+            }
+            if MISSING.get() == Some((name, version)) {
+                return 0;
+            }
         }
-        let Some(definition) = read(&name) else {
-            MISSING.set(Some((name, version)));
-            return 0;
-        };
+        let definition = read(&name);
+        CURRENT.set(Some((name, noticed)));
+        MISSING.set(definition.is_none().then_some((name, version)));
         let placed = shared::locked(|view| {
-            (*view.groups_version == version).then(|| place(view, own_database(), &definition))
+            (*view.groups_version == version).then(|| match &definition {
+                Some(definition) => place(view, own_database(), definition),
+                None => {
+                    remove(view, own_database(), &name);
+                    None
+                }
+            })
         });
         if let Some(index) = placed {
             return index.map_or(0, |index| index as u32 + 1);
@@ -147,17 +181,15 @@ fn free_place(view: &View<'_>) -> Option<usize> {
 
 /// Reads a definition from the table; None if there is none, or no extension in this database.
 fn read(name: &Name) -> Option<Definition> {
-    // SAFETY: catalog look-ups in a transaction; the table is the extension's own, whose columns are
-    // (name, integer, double precision, double precision), none of them null. The newest snapshot is
-    // used, whatever the transaction's is.
+    // SAFETY: in a transaction; the table has the columns (name, integer, double precision, double
+    // precision). The newest snapshot is used, whatever the transaction's is.
     unsafe {
-        let schema = pg_sys::get_namespace_oid(c"parallel_replicas".as_ptr(), true);
-        let table = pg_sys::get_relname_relid(c"resource_group".as_ptr(), schema);
-        if schema == pg_sys::InvalidOid || table == pg_sys::InvalidOid {
+        let relation = open_own_table(c"resource_group", &COLUMNS);
+        if relation.is_null() {
+            watch(pg_sys::InvalidOid);
             return None;
         }
-        let lock = pg_sys::AccessShareLock as i32;
-        let relation = pg_sys::table_open(table, lock);
+        watch((*relation).rd_id);
         let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
         let scan = pg_sys::systable_beginscan(
             relation,
@@ -181,12 +213,15 @@ fn read(name: &Name) -> Option<Definition> {
                 values.as_mut_ptr(),
                 nulls.as_mut_ptr(),
             );
+            if nulls != [false; 4] {
+                continue;
+            }
             let text = CStr::from_ptr(
                 (*values[0].cast_mut_ptr::<pg_sys::nameData>())
                     .data
                     .as_ptr(),
             );
-            if nulls == [false; 4] && self::name(text.to_bytes()) == Some(*name) {
+            if self::name(text.to_bytes()) == Some(*name) {
                 found = Some(Definition {
                     name: *name,
                     concurrency: (values[1].value() as i32).max(0) as u32,
@@ -197,16 +232,68 @@ fn read(name: &Name) -> Option<Definition> {
         }
         pg_sys::systable_endscan(scan);
         pg_sys::UnregisterSnapshot(snapshot);
-        pg_sys::table_close(relation, lock);
+        pg_sys::table_close(relation, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
         found
     }
 }
 
+/// Notices changes of the table's definitions from now on.
+fn watch(table: pg_sys::Oid) {
+    TABLE.set(table);
+    if !WATCHING.replace(true) {
+        // SAFETY: the function lives as long as the process.
+        unsafe { pg_sys::CacheRegisterRelcacheCallback(Some(changed), pg_sys::Datum::null()) };
+    }
+}
+
+/// Called while invalidations are processed; InvalidOid stands for all tables.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn changed(_arg: pg_sys::Datum, table: pg_sys::Oid) {
+    if [pg_sys::InvalidOid, table].contains(&TABLE.get()) || table == pg_sys::InvalidOid {
+        CHANGES_NOTICED.set(CHANGES_NOTICED.get() + 1);
+    }
+}
+
+/// Lets all sessions, also those of standbys, know at commit that definitions have changed.
+fn announce() {
+    // SAFETY: in a transaction; the table is open meanwhile.
+    unsafe {
+        let table = open_own_table(c"resource_group", &COLUMNS);
+        if !table.is_null() {
+            pg_sys::CacheInvalidateRelcache(table);
+            pg_sys::relation_close(table, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
+        }
+    }
+}
+
+/// Gives the places of databases that are no more to others.
+fn forget_dropped_databases() {
+    let mut databases = Vec::with_capacity(GROUPS_MAX);
+    shared::locked(|view| {
+        databases.extend(view.group_details.iter().map(|group| group.database));
+    });
+    // SAFETY: a catalog look-up in a transaction.
+    databases.retain(|database| unsafe { pg_sys::get_database_name((*database).into()).is_null() });
+    shared::locked(|view| {
+        for group in view.group_details.iter_mut() {
+            group.dropped |= databases.contains(&group.database);
+        }
+    });
+}
+
 /// The transaction has written or deleted a definition; it takes effect at its commit.
 pub fn change(definition: Definition, dropped: bool) {
-    let room = shared::locked(|view| {
-        find(view, own_database(), &definition.name).is_some() || free_place(view).is_some()
-    });
+    announce();
+    let has_room = || {
+        shared::locked(|view| {
+            find(view, own_database(), &definition.name).is_some() || free_place(view).is_some()
+        })
+    };
+    let mut room = has_room();
+    if !room {
+        forget_dropped_databases();
+        room = has_room();
+    }
     if !room && !dropped {
         raise(
             PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
@@ -230,8 +317,14 @@ fn apply(view: &mut View<'_>, change: &Change) {
     let database = own_database();
     if !change.dropped {
         place(view, database, &change.definition);
-    } else if let Some(index) = find(view, database, &change.definition.name) {
-        // Whoever runs or waits in it is counted until it ends, and not limited any more.
+    } else {
+        remove(view, database, &change.definition.name);
+    }
+}
+
+/// Whoever runs or waits in the group is counted until it ends, and not limited any more.
+fn remove(view: &mut View<'_>, database: u32, name: &Name) {
+    if let Some(index) = find(view, database, name) {
         view.group_details[index].dropped = true;
         view.queue.groups[index].concurrency = 0;
         view.queue.groups[index].overloaded = false;

@@ -26,8 +26,14 @@ pub enum What {
 struct Holder {
     what: What,
     subtransaction: pg_sys::SubTransactionId,
+    /// Where a query is being executed at the moment: an error there leaves its cursor dead, although
+    /// the cursor was opened further out.
+    running: pg_sys::SubTransactionId,
     slots: u32,
 }
+
+/// `InvalidSubTransactionId` of c.h.
+const NO_SUBTRANSACTION: pg_sys::SubTransactionId = 0;
 
 /// `TopSubTransactionId` of c.h.
 const TOP_SUBTRANSACTION: pg_sys::SubTransactionId = 1;
@@ -48,6 +54,10 @@ pub fn init() {
 
 pub fn is_empty() -> bool {
     HOLDERS.with_borrow(Vec::is_empty)
+}
+
+pub fn has(what: What) -> bool {
+    HOLDERS.with_borrow(|holders| holders.iter().any(|holder| holder.what == what))
 }
 
 /// The most slots that anything here needs; 0 if there is nothing.
@@ -74,8 +84,30 @@ pub fn add(what: What, slots: u32) {
         holders.push(Holder {
             what,
             subtransaction,
+            running: NO_SUBTRANSACTION,
             slots,
         });
+    });
+}
+
+/// The executor works on a query, in the present subtransaction, until [`pause`].
+pub fn resume(query: *const pg_sys::QueryDesc) {
+    // SAFETY: reads this backend's transaction state.
+    set_running(query, unsafe { pg_sys::GetCurrentSubTransactionId() });
+}
+
+/// The executor has come back from a query without an error.
+pub fn pause(query: *const pg_sys::QueryDesc) {
+    set_running(query, NO_SUBTRANSACTION);
+}
+
+fn set_running(query: *const pg_sys::QueryDesc, subtransaction: pg_sys::SubTransactionId) {
+    HOLDERS.with_borrow_mut(|holders| {
+        for holder in holders {
+            if holder.what == What::Query(query) {
+                holder.running = subtransaction;
+            }
+        }
     });
 }
 
@@ -132,7 +164,9 @@ unsafe extern "C-unwind" fn subtransaction_event(
         SUBXACT_EVENT_ABORT_SUB => {
             frames::abort_subtransaction();
             if !is_empty() {
-                keep(|holder| holder.subtransaction != subtransaction);
+                keep(|holder| {
+                    holder.subtransaction != subtransaction && holder.running != subtransaction
+                });
             }
         }
         // Cursors go over to the parent.

@@ -66,6 +66,23 @@ fn leave(position: Option<usize>) {
     }
 }
 
+/// The executor works on a query until [`pause`].
+#[inline]
+fn resume(query: *const pg_sys::QueryDesc) -> Option<usize> {
+    settings::is_on().then(|| {
+        holders::resume(query);
+        frames::enter(Frame::Executor)
+    })
+}
+
+#[inline]
+fn pause(query: *const pg_sys::QueryDesc, position: Option<usize>) {
+    if let Some(position) = position {
+        holders::pause(query);
+        frames::leave(position);
+    }
+}
+
 /// Does this session queue at all?
 fn may_queue() -> bool {
     // SAFETY: plain globals of this process.
@@ -105,10 +122,13 @@ unsafe extern "C-unwind" fn executor_start(query: *mut pg_sys::QueryDesc, eflags
         if settings::is_on() {
             admit_query(query, eflags);
         }
+        // Pruning may execute functions whose queries are part of this one.
+        let frame = enter(Frame::Executor);
         match PREVIOUS_START {
             Some(previous) => previous(query, eflags),
             None => statement::standard_executor_start(query, eflags),
         }
+        leave(frame);
     }
 }
 
@@ -154,12 +174,12 @@ unsafe extern "C-unwind" fn executor_run(
 ) {
     // SAFETY: PostgreSQL's own arguments.
     unsafe {
-        let frame = enter(Frame::Executor);
+        let frame = resume(query);
         match PREVIOUS_RUN {
             Some(previous) => previous(query, direction, count, execute_once),
             None => statement::standard_executor_run(query, direction, count, execute_once),
         }
-        leave(frame);
+        pause(query, frame);
     }
 }
 
@@ -167,12 +187,12 @@ unsafe extern "C-unwind" fn executor_run(
 unsafe extern "C-unwind" fn executor_finish(query: *mut pg_sys::QueryDesc) {
     // SAFETY: PostgreSQL's own arguments.
     unsafe {
-        let frame = enter(Frame::Executor);
+        let frame = resume(query);
         match PREVIOUS_FINISH {
             Some(previous) => previous(query),
             None => statement::standard_executor_finish(query),
         }
-        leave(frame);
+        pause(query, frame);
     }
 }
 
@@ -180,6 +200,9 @@ unsafe extern "C-unwind" fn executor_finish(query: *mut pg_sys::QueryDesc) {
 unsafe extern "C-unwind" fn executor_end(query: *mut pg_sys::QueryDesc) {
     // SAFETY: PostgreSQL's own arguments.
     unsafe {
+        if settings::is_on() {
+            holders::resume(query);
+        }
         match PREVIOUS_END {
             Some(previous) => previous(query),
             None => statement::standard_executor_end(query),

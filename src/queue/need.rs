@@ -11,7 +11,8 @@ use std::ffi::CStr;
 /// What a statement would use.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Need {
-    /// Processes at once, this backend included.
+    /// Processes of this server at once, this backend included. Links are not counted: their
+    /// processes are on servers whose cores are not in the capacity either.
     pub processes: u32,
     /// Memory of all of them.
     pub bytes: f64,
@@ -122,7 +123,7 @@ impl Walk {
         }
         // SAFETY: as the caller says.
         unsafe {
-            let workers = workers(plan);
+            let workers = local_workers(plan);
             self.workers = self.workers.max(workers);
             self.bytes += memory(plan) * f64::from(processes);
             let below = if workers > 0 { workers + 1 } else { processes };
@@ -133,11 +134,18 @@ impl Walk {
     }
 }
 
-/// Processes that a node adds to the one that executes it.
+/// Processes that a node adds to the one that executes it, here and on replicas.
 ///
 /// # Safety
 /// `plan` is a valid plan.
 pub unsafe fn workers(plan: *mut pg_sys::Plan) -> u32 {
+    // SAFETY: as the caller says.
+    unsafe { local_workers(plan) + links(plan) }
+}
+
+/// # Safety
+/// `plan` is a valid plan.
+unsafe fn local_workers(plan: *mut pg_sys::Plan) -> u32 {
     // SAFETY: the tag tells the node's type.
     unsafe {
         match (*plan).type_ {
@@ -145,22 +153,37 @@ pub unsafe fn workers(plan: *mut pg_sys::Plan) -> u32 {
             pg_sys::NodeTag::T_GatherMerge => {
                 (*plan.cast::<pg_sys::GatherMerge>()).num_workers.max(0) as u32
             }
-            pg_sys::NodeTag::T_CustomScan => {
-                let scan = plan.cast::<pg_sys::CustomScan>();
-                if CStr::from_ptr((*(*scan).methods).CustomName) != PARALLEL_REPLICAS_NAME {
-                    return 0;
-                }
-                from_list::<ParallelReplicasPrivate>((*scan).custom_private).map_or(0, |private| {
-                    let local = if private.local_plan {
-                        private.local_workers.max(0) as u32
-                    } else {
-                        0
-                    };
-                    local + private.links_per_replica * private.planned
-                })
-            }
-            _ => 0,
+            _ => parallel_replicas(plan)
+                .filter(|private| private.local_plan)
+                .map_or(0, |private| private.local_workers.max(0) as u32),
         }
+    }
+}
+
+/// # Safety
+/// `plan` is a valid plan.
+unsafe fn links(plan: *mut pg_sys::Plan) -> u32 {
+    // SAFETY: as the caller says.
+    unsafe {
+        parallel_replicas(plan).map_or(0, |private| private.links_per_replica * private.planned)
+    }
+}
+
+/// What the plan says if it is a ParallelReplicas.
+///
+/// # Safety
+/// `plan` is a valid plan.
+unsafe fn parallel_replicas(plan: *mut pg_sys::Plan) -> Option<ParallelReplicasPrivate> {
+    // SAFETY: the tag tells the node's type; every CustomScan has methods, and those a name.
+    unsafe {
+        if (*plan).type_ != pg_sys::NodeTag::T_CustomScan {
+            return None;
+        }
+        let scan = plan.cast::<pg_sys::CustomScan>();
+        if CStr::from_ptr((*(*scan).methods).CustomName) != PARALLEL_REPLICAS_NAME {
+            return None;
+        }
+        from_list((*scan).custom_private)
     }
 }
 

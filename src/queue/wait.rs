@@ -32,9 +32,26 @@ pub unsafe fn acquire(
     statement: *const pg_sys::PlannedStmt,
     query: *mut pg_sys::QueryDesc,
 ) -> u64 {
+    // SAFETY: as the caller says.
+    let waited_ms = unsafe { get(what, kind, need, statement, query) };
+    // Not before: a statement that does not get its slots leaves nothing behind.
+    if settings::scope() == Scope::Transaction && !holders::has(What::Transaction) {
+        holders::add(What::Transaction, need.slots());
+    }
+    waited_ms
+}
+
+/// # Safety
+/// As for [`acquire`].
+unsafe fn get(
+    what: What,
+    kind: Kind,
+    need: Need,
+    statement: *const pg_sys::PlannedStmt,
+    query: *mut pg_sys::QueryDesc,
+) -> u64 {
     let slots = need.slots();
-    if !holders::is_empty() {
-        join(what, slots);
+    if !holders::is_empty() && join(what, slots) {
         return 0;
     }
     let request = Request {
@@ -50,9 +67,6 @@ pub unsafe fn acquire(
     };
     overload::measure_if_due();
     holders::add(what, slots);
-    if settings::scope() == Scope::Transaction {
-        holders::add(What::Transaction, slots);
-    }
     let index = shared::own_index();
     let state = shared::locked(|view| {
         view.refresh_limits();
@@ -62,6 +76,8 @@ pub unsafe fn acquire(
         {
             *process = own_use;
         }
+        // Nothing runs here, or it would have been joined.
+        view.queue.release(index);
         view.queue.enqueue(index, request, measure::now_ms());
         view.schedule();
         view.queue.state(index)
@@ -84,13 +100,19 @@ pub unsafe fn acquire(
     }
 }
 
-/// Something here holds slots already: nobody waits for more, or it might wait for itself.
-fn join(what: What, slots: u32) {
-    let before = holders::slots();
-    holders::add(what, slots);
-    if slots > before {
-        shared::locked(|view| view.queue.resize(shared::own_index(), slots));
+/// If something here holds slots already, nobody waits for more, or it might wait for itself. False if
+/// nothing does.
+fn join(what: What, slots: u32) -> bool {
+    let most = holders::slots().max(slots);
+    let joined = shared::locked(|view| {
+        let index = shared::own_index();
+        view.queue.resize(index, most);
+        view.queue.state(index) == State::Running
+    });
+    if joined {
+        holders::add(what, slots);
     }
+    joined
 }
 
 fn admit_over(admitted: Admitted) {

@@ -322,6 +322,21 @@ fn transactions_and_cursors() {
         )
         .unwrap();
     assert_eq!(server.gauge("used_slots"), 0);
+    // Executed in a savepoint, where it fails: it is dead, although it was opened outside.
+    client
+        .batch_execute(
+            "DECLARE dead CURSOR FOR SELECT 1 / (i - 500) FROM t; SAVEPOINT s; FETCH 1 FROM dead",
+        )
+        .unwrap();
+    assert_eq!(server.gauge("used_slots"), 1);
+    client.batch_execute("ROLLBACK TO s").unwrap();
+    assert_eq!(server.gauge("used_slots"), 1);
+    let failed = client
+        .batch_execute("FETCH ALL FROM dead")
+        .map(|()| String::new());
+    assert_eq!(error(failed).code().code(), "22012");
+    client.batch_execute("ROLLBACK TO s").unwrap();
+    assert_eq!(server.gauge("used_slots"), 0);
     // Released, it is the outer transaction's.
     client
         .batch_execute(
@@ -404,6 +419,31 @@ fn transactions_and_cursors() {
         )
         .unwrap();
     server.wait_empty();
+}
+
+/// A function that decides at the start of a cheap query which partitions it reads: its own query is
+/// part of that one, and does not wait in the middle of it.
+#[test]
+fn queries_of_pruning_do_not_queue() {
+    let server = QueueServer::start(&[("parallel_replicas.query_queue_min_cost", "1000")]);
+    let mut client = server.app();
+    client
+        .batch_execute(
+            "CREATE TABLE parts (k bigint) PARTITION BY RANGE (k);
+             CREATE TABLE part1 PARTITION OF parts FOR VALUES FROM (0) TO (1000000);
+             CREATE TABLE part2 PARTITION OF parts FOR VALUES FROM (1000000) TO (2000000);
+             CREATE FUNCTION pruner() RETURNS bigint LANGUAGE plpgsql STABLE COST 1 AS
+                 'BEGIN RETURN (SELECT count(*) FROM t a, t b); END';",
+        )
+        .unwrap();
+    client
+        .batch_execute("EXPLAIN ANALYZE SELECT * FROM parts WHERE k = pruner()")
+        .unwrap();
+    assert_eq!(server.gauge("total"), 0);
+    client
+        .batch_execute("SELECT count(*) FROM t a, t b")
+        .unwrap();
+    assert_eq!(server.gauge("total"), 1);
 }
 
 /// In READ COMMITTED a statement sees what was committed while it waited; above that it must not.

@@ -235,6 +235,184 @@ fn resource_groups() {
     drop(holder);
 }
 
+/// `query_queue_scope` = `transaction`: what a statement that never got its slots leaves behind when a
+/// savepoint keeps its transaction alive is nothing.
+#[test]
+fn a_transaction_keeps_only_what_it_got() {
+    let server = QueueServer::start(&[("parallel_replicas.query_queue_scope", "transaction")]);
+    let holder = server.holder();
+    let mut client = server.app();
+    client
+        .batch_execute("BEGIN; SAVEPOINT s; SET LOCAL statement_timeout = '200ms'")
+        .unwrap();
+    let cancelled = client
+        .simple_query("SELECT count(*) FROM t")
+        .map(|_| String::new());
+    assert_eq!(error(cancelled).code().code(), "57014");
+    client.batch_execute("ROLLBACK TO s").unwrap();
+    assert_eq!(server.gauge("pending"), 0);
+    // So the next one waits as any other does.
+    let waiter = thread::spawn(move || {
+        client
+            .batch_execute("SELECT count(*) FROM t; ROLLBACK TO s")
+            .map(|()| client)
+    });
+    server.wait_gauge("pending", 1);
+    assert_eq!(server.gauge("used_slots"), 1);
+    drop(holder);
+    let mut client = waiter.join().unwrap().unwrap();
+    assert_eq!(server.gauge("used_slots"), 1);
+    client.batch_execute("COMMIT").unwrap();
+    server.wait_empty();
+}
+
+/// Where the extension is not installed anybody can make relations of its names. The server reads none
+/// of them.
+#[test]
+fn somebody_elses_resource_groups_are_not_read() {
+    let server = QueueServer::start(&[("parallel_replicas.enable_group_level_query_queue", "on")]);
+    let mut superuser = server.cluster.connect(PRIMARY);
+    superuser
+        .batch_execute("CREATE DATABASE tenant OWNER app")
+        .unwrap();
+    let connect = || {
+        let mut config = server.cluster.config(PRIMARY);
+        config.user("app").dbname("tenant").connect(NoTls).unwrap()
+    };
+    connect()
+        .batch_execute(
+            "CREATE SCHEMA parallel_replicas;
+             CREATE TABLE t AS SELECT generate_series(1, 1000) AS i",
+        )
+        .unwrap();
+    let wide = (1..=1500)
+        .map(|number| format!("c{number} bool"))
+        .collect::<Vec<_>>()
+        .join(", ");
+    for (relation, kind) in [
+        (
+            "VIEW parallel_replicas.resource_group AS SELECT 'g'::name AS name".to_owned(),
+            "VIEW",
+        ),
+        (
+            format!("TABLE parallel_replicas.resource_group ({wide})"),
+            "TABLE",
+        ),
+        (
+            "TABLE parallel_replicas.resource_group AS SELECT 1::bigint AS name, 1 AS a,
+                 1::float8 AS b, 1::float8 AS c"
+                .to_owned(),
+            "TABLE",
+        ),
+        // As the extension makes it, but not the extension's: it limits nobody.
+        (
+            "TABLE parallel_replicas.resource_group AS SELECT 'g'::name AS name, 1 AS a,
+                 1::float8 AS b, 1::float8 AS c"
+                .to_owned(),
+            "TABLE",
+        ),
+    ] {
+        let mut client = connect();
+        client.batch_execute(&format!("CREATE {relation}")).unwrap();
+        let _ = client.batch_execute("INSERT INTO parallel_replicas.resource_group DEFAULT VALUES");
+        client
+            .batch_execute("SET parallel_replicas.resource_group = 'g'")
+            .unwrap();
+        assert_eq!(text(&mut client, "SELECT count(*)::text FROM t"), "1000");
+        client
+            .batch_execute("BEGIN; DECLARE c CURSOR FOR SELECT * FROM t; FETCH 1 FROM c")
+            .unwrap();
+        let group = "SELECT (resource_group IS NULL)::text FROM parallel_replicas.running_queries";
+        assert_eq!(text(&mut superuser, group), "true", "{relation}");
+        client
+            .batch_execute(&format!(
+                "COMMIT; DROP {kind} parallel_replicas.resource_group"
+            ))
+            .unwrap();
+    }
+    server.wait_empty();
+}
+
+/// All places taken by another database, which is then dropped.
+#[test]
+fn groups_of_a_dropped_database_give_their_places_back() {
+    let server = QueueServer::start(&[]);
+    let mut superuser = server.cluster.connect(PRIMARY);
+    superuser.batch_execute("CREATE DATABASE other").unwrap();
+    let mut config = server.cluster.config(PRIMARY);
+    config
+        .dbname("other")
+        .connect(NoTls)
+        .unwrap()
+        .batch_execute(
+            "CREATE EXTENSION parallel_replicas;
+             SELECT parallel_replicas.create_resource_group('g' || i)
+               FROM generate_series(1, 128) i",
+        )
+        .unwrap();
+    let create = "SELECT parallel_replicas.create_resource_group('g')";
+    let refused = superuser.batch_execute(create).map(|()| String::new());
+    assert_eq!(error(refused).code().code(), "54000");
+    superuser
+        .batch_execute("DROP DATABASE other WITH (FORCE)")
+        .unwrap();
+    superuser.batch_execute(create).unwrap();
+}
+
+/// A standby's queue knows the groups as replication brings them, and as it takes them away.
+#[test]
+fn a_standby_follows_changes_of_groups() {
+    let cluster = Cluster::builder()
+        .standbys(1)
+        .setting("parallel_replicas.enable_query_queue_select", "on")
+        .setting("parallel_replicas.query_queue_bypass_superuser", "off")
+        .setting("parallel_replicas.query_queue_cores", "16")
+        .setting("parallel_replicas.enable_group_level_query_queue", "on")
+        .start();
+    cluster.psql(
+        PRIMARY,
+        "CREATE EXTENSION IF NOT EXISTS parallel_replicas;
+         CREATE TABLE t AS SELECT generate_series(1, 1000) AS i;
+         SELECT parallel_replicas.create_resource_group('g', 1);",
+    );
+    cluster.wait_all_caught_up();
+    let session = || {
+        let mut client = cluster.connect(1);
+        client
+            .batch_execute(
+                "SET parallel_replicas.resource_group = 'g'; SET statement_timeout = '500ms'",
+            )
+            .unwrap();
+        client
+    };
+    let mut first = session();
+    first
+        .batch_execute("BEGIN; DECLARE c CURSOR FOR SELECT * FROM t; FETCH 1 FROM c")
+        .unwrap();
+    let mut second = session();
+    for (change, is_limited) in [
+        ("SELECT 1", true),
+        (
+            "SELECT parallel_replicas.alter_resource_group('g', 2)",
+            false,
+        ),
+        (
+            "SELECT parallel_replicas.alter_resource_group('g', 1)",
+            true,
+        ),
+        (
+            "BEGIN; SELECT parallel_replicas.alter_resource_group('g', 2); ROLLBACK",
+            true,
+        ),
+        ("DROP EXTENSION parallel_replicas", false),
+    ] {
+        cluster.psql(PRIMARY, change);
+        cluster.wait_all_caught_up();
+        let answer = second.simple_query("SELECT count(*) FROM t");
+        assert_eq!(answer.is_err(), is_limited, "{change}");
+    }
+}
+
 /// With many processes at work a query gets fewer, and a cached plan is not changed for good.
 #[test]
 fn driver_marks_cut_processes() {
@@ -328,9 +506,10 @@ fn measured_load_keeps_statements_waiting() {
     server.wait_empty();
 }
 
-/// With replicas: links count as processes, and a replica's own queue does not stop them.
+/// With replicas: links need no slots here, but count as processes for the driver marks, and a replica's
+/// own queue does not stop them.
 #[test]
-fn links_are_processes_and_are_not_queued_themselves() {
+fn links_need_no_slots_and_are_not_queued_themselves() {
     let cluster = Cluster::builder()
         .standbys(1)
         .setting("parallel_replicas.enable_query_queue_select", "on")
@@ -373,8 +552,42 @@ fn links_are_processes_and_are_not_queued_themselves() {
         .map(|row| row.get::<_, String>(0) + "\n")
         .collect();
     assert!(plan.contains("Replicas Used: 1"), "{plan}");
-    // This backend and two links.
-    assert!(plan.contains("\nQueue: slots 3\n"), "{plan}");
+    assert!(plan.contains("/2 granules="), "{plan}");
+    // This backend; the links' processes are the replica's.
+    assert!(plan.contains("\nQueue: slots 1\n"), "{plan}");
+    // The marks lower the links.
+    cluster.configure(
+        PRIMARY,
+        "parallel_replicas.query_queue_driver_high_water",
+        "4",
+    );
+    cluster.reload(PRIMARY);
+    wait_until(SOON, "the mark is in force", || {
+        text(
+            &mut client,
+            "SHOW parallel_replicas.query_queue_driver_high_water",
+        ) == "4"
+    });
+    let holders = [(); 2].map(|()| {
+        let mut holder = cluster.connect(PRIMARY);
+        holder
+            .batch_execute(
+                "SET enable_parallel_replicas = 0; SET max_parallel_workers_per_gather = 0;
+                 BEGIN; DECLARE c CURSOR FOR SELECT * FROM t; FETCH 1 FROM c",
+            )
+            .unwrap();
+        holder
+    });
+    let cut: String = client
+        .query("EXPLAIN ANALYZE SELECT count(*) FROM t", &[])
+        .unwrap()
+        .iter()
+        .map(|row| row.get::<_, String>(0) + "\n")
+        .collect();
+    assert!(cut.contains("Replicas Used: 1"), "{cut}");
+    assert!(cut.contains("links=1/1 granules="), "{cut}");
+    assert!(cut.contains(", processes 2 of 3\n"), "{cut}");
+    drop(holders);
     // The standby queues its own users' queries.
     let mut other = cluster.connect(1);
     other

@@ -37,7 +37,7 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ("pg", vec![]),
         ("settings", vec![]),
         ("error", vec![]),
-        ("secret", vec!["error"]),
+        ("secret", vec!["error", "pg"]),
         ("shm", vec!["pg", "settings"]),
         ("net", vec!["pg", "error"]),
         ("cluster", vec!["net", "pg", "shm"]),
