@@ -30,7 +30,7 @@ BEGIN
         'SELECT %L::text, parallel_replicas.hostname(), t::%s FROM %s t '
         'UNION ALL '
         'SELECT r.replica, r.hostname, r.line::%s '
-        'FROM parallel_replicas.rows_of_replicas($1, %L) r',
+        'FROM parallel_replicas.rows_of_replicas($1, %L::regclass) r',
         'local', name, name, name, name)
         USING cluster_all_replicas.cluster;
 END
@@ -39,8 +39,8 @@ $function$;
 COMMENT ON FUNCTION parallel_replicas.cluster_all_replicas(text, anyelement) IS
     'rows of a table or view on this server ("local") and on every replica of a cluster';
 
--- What runs with the rights of the link's account is for those who may use the servers; that is
--- checked there.
+-- Everybody may execute rows_of_replicas, because cluster_all_replicas does it as the user. It checks
+-- who may read what, and connecting who may use which server.
 
 CREATE VIEW parallel_replicas.cluster_events AS
     SELECT a.replica, a.hostname, (a."row").*

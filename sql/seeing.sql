@@ -1,7 +1,6 @@
 -- What queries did and do, on this server.
 
--- The column is new at the end, so the view can stay.
-CREATE OR REPLACE VIEW parallel_replicas.events AS
+CREATE VIEW parallel_replicas.events AS
     SELECT event, value, description, parallel_replicas.get_stats_reset() AS stats_reset
       FROM parallel_replicas.get_events();
 
@@ -58,6 +57,7 @@ COMMENT ON VIEW parallel_replicas.running_fragments IS
     'fragments of queries that this server executes for others now';
 
 GRANT SELECT ON
+    parallel_replicas.events,
     parallel_replicas.query_log, parallel_replicas.text_log, parallel_replicas.query_progress,
     parallel_replicas.running_fragments
 TO PUBLIC;

@@ -1,12 +1,4 @@
--- Views over the functions, and who may use what.
-
-CREATE VIEW parallel_replicas.events AS
-    SELECT event, value, description FROM parallel_replicas.get_events();
-
-COMMENT ON VIEW parallel_replicas.events IS
-    'counters of this server since it started';
-
-GRANT SELECT ON parallel_replicas.events TO PUBLIC;
+-- Who may use what.
 
 -- Whoever may execute serve can log in and try; the secret decides. A role of its own keeps
 -- even that to the accounts that links use.

@@ -3,7 +3,8 @@
 //! Not here: how the order is made (`core::balance`, `core::rendezvous`) and who looks at replicas
 //! (`monitor`). The planner counts the replicas that could be used; the first execution chooses.
 //!
-//! Invariant: a replica that the monitor has not looked at, or not lately, counts as usable.
+//! Invariants: a replica that the monitor has not looked at, or not lately, counts as usable. One that
+//! was only discovered is used by nobody before it has answered the monitor as a standby of this system.
 
 use crate::cluster::Replica;
 use crate::pg::proc;
@@ -60,8 +61,27 @@ impl Here {
         Some(entry.probe.state.instance_id == self.instance_id)
     }
 
+    /// May anybody but the monitor log in there? A server that was defined, yes. One that was only
+    /// discovered could be anybody's, who would be shown passwords.
+    fn is_trusted(&self, replica: &Replica, entry: Option<&Entry>) -> bool {
+        !replica.is_discovered
+            || entry.is_some_and(|entry| {
+                let state = &entry.probe.state;
+                entry.probe.answered_at != 0
+                    && state.system_identifier == self.system_identifier
+                    && state.in_recovery
+            })
+    }
+
     /// Why no query uses a replica; None if it may be used, as far as is known.
-    pub fn obstacle(&self, entry: Option<&Entry>) -> Option<&'static str> {
+    pub fn obstacle(&self, replica: &Replica, entry: Option<&Entry>) -> Option<&'static str> {
+        self.known_obstacle(entry).or_else(|| {
+            (!self.is_trusted(replica, entry))
+                .then_some("discovered, but has not answered the monitor")
+        })
+    }
+
+    fn known_obstacle(&self, entry: Option<&Entry>) -> Option<&'static str> {
         let entry = entry?;
         if self.is_itself(Some(entry)) == Some(true) {
             return Some("this server itself");
@@ -90,10 +110,23 @@ pub fn count_usable(replicas: &[Replica]) -> usize {
     monitor::want_this_database();
     let keys: Vec<Key> = replicas.iter().map(key).collect();
     let here = Here::new();
-    monitor::look(&keys)
+    replicas
         .iter()
-        .filter(|entry| here.obstacle(entry.as_ref()).is_none())
+        .zip(monitor::look(&keys))
+        .filter(|(replica, entry)| here.obstacle(replica, entry.as_ref()).is_none())
         .count()
+}
+
+/// Those that may be logged in to, usable or not.
+pub fn trusted(replicas: &[Replica]) -> Vec<&Replica> {
+    let keys: Vec<Key> = replicas.iter().map(key).collect();
+    let here = Here::new();
+    replicas
+        .iter()
+        .zip(monitor::look(&keys))
+        .filter(|(replica, entry)| here.is_trusted(replica, entry.as_ref()))
+        .map(|(replica, _)| replica)
+        .collect()
 }
 
 /// Positions of the replicas that a query is to use, at most `most`, the preferred first.
@@ -105,10 +138,15 @@ pub fn choose(cluster: &str, replicas: &[Replica], most: usize, despite: bool) -
     let known = monitor::entries(&keys, &rules);
     let here = Here::new();
     let mut usable: Vec<usize> = (0..replicas.len())
-        .filter(|position| here.obstacle(known[*position].as_ref()).is_none())
+        .filter(|position| {
+            here.obstacle(&replicas[*position], known[*position].as_ref())
+                .is_none()
+        })
         .collect();
     if usable.is_empty() && despite {
-        usable = (0..replicas.len()).collect();
+        usable = (0..replicas.len())
+            .filter(|position| here.is_trusted(&replicas[*position], known[*position].as_ref()))
+            .collect();
     }
     let tag = settings::replica_tag();
     let mut chosen = match tag.is_empty() {
@@ -185,7 +223,10 @@ pub fn replica_for_tag(tag: &str, replicas: &[Replica]) -> Option<String> {
     let here = Here::new();
     let known = monitor::look(&keys);
     let usable: Vec<usize> = (0..replicas.len())
-        .filter(|position| here.obstacle(known[*position].as_ref()).is_none())
+        .filter(|position| {
+            here.obstacle(&replicas[*position], known[*position].as_ref())
+                .is_none()
+        })
         .collect();
     let first = *by_tag(tag, replicas, &usable).first()?;
     Some(replicas[first].name.clone())

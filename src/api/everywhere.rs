@@ -3,12 +3,14 @@
 //! Ordinary SQL over connections of its own, with the rights of the link's account; what a replica
 //! cannot answer is a warning.
 
+use crate::choice;
 use crate::cluster::{self, Purpose, Replica, connect_parameters};
+use crate::error;
 use crate::net::{NetError, QueryResult, connect_wait, query_wait};
 use crate::settings;
 use pgrx::prelude::*;
 use pgrx::{PgLogLevel, PgSqlErrorCode, pg_sys};
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::time::{Duration, Instant};
 
 /// How long a replica may take to answer.
@@ -20,13 +22,22 @@ pgrx::extension_sql_file!(
     requires = ["seeing", rows_of_replicas]
 );
 
-/// The rows of `relation`, a qualified and quoted name, on each replica of the cluster but this server
-/// itself: name of the replica, its host's name, the row as text.
-#[pg_extern(volatile, strict, parallel_unsafe)]
-#[search_path(pg_catalog, pg_temp)]
+/// The rows of a relation on each replica of the cluster but this server itself: name of the replica,
+/// its host's name, the row as text. Raises 42501 if the user may not read it so, 42809 if it is no
+/// table or view.
+#[pg_extern(
+    volatile,
+    strict,
+    parallel_unsafe,
+    sql = "CREATE FUNCTION rows_of_replicas(cluster text, relation regclass, \
+               OUT replica text, OUT hostname text, OUT line text) \
+           RETURNS SETOF record VOLATILE STRICT PARALLEL UNSAFE \
+           SET search_path TO pg_catalog, pg_temp \
+           LANGUAGE c AS '@MODULE_PATHNAME@', '@FUNCTION_NAME@';"
+)]
 fn rows_of_replicas(
     cluster: &str,
-    relation: &str,
+    relation: pg_sys::Oid,
 ) -> TableIterator<
     'static,
     (
@@ -35,9 +46,10 @@ fn rows_of_replicas(
         name!(line, String),
     ),
 > {
+    let relation = readable(relation);
     let mut rows = Vec::new();
-    for replica in cluster::replicas(cluster).iter() {
-        match read(replica, relation) {
+    for replica in choice::trusted(&cluster::replicas(cluster)) {
+        match read(replica, &relation) {
             Ok(answer) => {
                 let own = super::replicas::local_identity().instance_id;
                 for row in 0..answer.rows() {
@@ -54,6 +66,77 @@ fn rows_of_replicas(
     TableIterator::new(rows)
 }
 
+/// The relation's qualified and quoted name, if the user may have it read with the rights of the link's
+/// account.
+///
+/// The functions of a view run as that account, and policies on rows are applied to it. So users get
+/// at what superusers have made, if no policy applies to them; superusers at everything.
+fn readable(relation: pg_sys::Oid) -> CString {
+    // SAFETY: main thread, inside a transaction. The row of the catalog is let go before anything can
+    // raise an error on purpose; names are copies of PostgreSQL's.
+    let (name, kind, owner, qualified) = unsafe {
+        let tuple = pg_sys::SearchSysCache1(
+            pg_sys::SysCacheIdentifier::RELOID as i32,
+            pg_sys::Datum::from(relation),
+        );
+        if tuple.is_null() {
+            error::raise(
+                PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE,
+                format!("relation with OID {} does not exist", relation.to_u32()),
+                "",
+                "",
+            );
+        }
+        let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_class>();
+        let name = pg_sys::pstrdup((*form).relname.data.as_ptr());
+        let (kind, owner) = ((*form).relkind, (*form).relowner);
+        let schema = pg_sys::get_namespace_name((*form).relnamespace);
+        pg_sys::ReleaseSysCache(tuple);
+        let qualified = pg_sys::quote_qualified_identifier(schema, name);
+        (name, kind, owner, CStr::from_ptr(qualified).to_owned())
+    };
+    const KINDS: [u8; 5] = [
+        pg_sys::RELKIND_RELATION,
+        pg_sys::RELKIND_VIEW,
+        pg_sys::RELKIND_MATVIEW,
+        pg_sys::RELKIND_FOREIGN_TABLE,
+        pg_sys::RELKIND_PARTITIONED_TABLE,
+    ];
+    let shown = qualified.to_string_lossy();
+    if !KINDS.contains(&(kind as u8)) {
+        error::raise(
+            PgSqlErrorCode::ERRCODE_WRONG_OBJECT_TYPE,
+            format!("{shown} is not a table or view"),
+            "",
+            "",
+        );
+    }
+    // SAFETY: as above; the name is zero-terminated.
+    let (is_superuser, is_trusted, has_policy) = unsafe {
+        let user = pg_sys::GetUserId();
+        let allowed = pg_sys::pg_class_aclcheck(relation, user, pg_sys::ACL_SELECT);
+        if allowed != pg_sys::AclResult::ACLCHECK_OK {
+            pg_sys::aclcheck_error(allowed, pg_sys::get_relkind_objtype(kind), name);
+        }
+        let policy = pg_sys::check_enable_rls(relation, user, true);
+        (
+            pg_sys::superuser_arg(user),
+            pg_sys::superuser_arg(owner),
+            policy == pg_sys::CheckEnableRlsResult::RLS_ENABLED as i32,
+        )
+    };
+    if !is_superuser && (!is_trusted || has_policy) {
+        error::raise(
+            PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+            format!("permission denied to read {shown} on replicas"),
+            "It would be read there with the rights of the link's account. Only superusers may do that \
+             with a relation that does not belong to a superuser or has row-level security for them.",
+            "",
+        );
+    }
+    qualified
+}
+
 fn warn(replica: &Replica, why: &str, hint: Option<String>) {
     let mut report = pg_sys::panic::ErrorReport::new(
         PgSqlErrorCode::ERRCODE_CONNECTION_EXCEPTION,
@@ -67,7 +150,7 @@ fn warn(replica: &Replica, why: &str, hint: Option<String>) {
     report.report(PgLogLevel::WARNING);
 }
 
-fn read(replica: &Replica, relation: &str) -> Result<QueryResult, (String, Option<String>)> {
+fn read(replica: &Replica, relation: &CStr) -> Result<QueryResult, (String, Option<String>)> {
     // SAFETY: main thread, inside a transaction.
     let user = unsafe { pg_sys::GetUserId() };
     let target = connect_parameters(replica, user, "parallel_replicas reader", Purpose::Check)
@@ -76,12 +159,15 @@ fn read(replica: &Replica, relation: &str) -> Result<QueryResult, (String, Optio
     let timeout = Duration::from_millis(settings::connect_timeout_ms());
     let mut connection =
         connect_wait(&target.parameters, Instant::now() + timeout).map_err(failed)?;
-    let query = CString::new(format!(
-        "SELECT parallel_replicas.hostname(), \
-                (SELECT instance_id FROM parallel_replicas.server_identity()), t::text \
-           FROM {relation} t"
-    ))
-    .map_err(|_| ("the relation's name has a zero byte".to_owned(), None))?;
+    // Not `t::text`: somebody may have made a cast of his own. The name goes as the bytes that it has.
+    let mut query = b"SELECT parallel_replicas.hostname(), \
+        (SELECT instance_id FROM parallel_replicas.server_identity()), \
+        pg_catalog.textin(pg_catalog.record_out(t)) FROM "
+        .to_vec();
+    query.extend_from_slice(relation.to_bytes());
+    query.extend_from_slice(b" t");
+    let query = CString::new(query)
+        .map_err(|_| ("the relation's name has a zero byte".to_owned(), None))?;
     let deadline = Instant::now() + Duration::from_secs(ANSWER_SECONDS);
     query_wait(&mut connection, &query, deadline).map_err(failed)
 }

@@ -5,7 +5,8 @@ use crate::shm::events;
 use crate::shm::logs::Ending;
 use crate::shm::running::Kind;
 use pgrx::prelude::*;
-use pgrx::{Uuid, pg_sys};
+use pgrx::{PgSqlErrorCode, Uuid, pg_sys};
+use std::collections::TryReserveError;
 
 pgrx::extension_sql_file!(
     "../../sql/seeing.sql",
@@ -26,6 +27,19 @@ fn must_be_preloaded() {
     if !crate::shm::is_preloaded() {
         crate::error::not_preloaded();
     }
+}
+
+/// What was copied of a log. Raises 53200 if there was no memory for it.
+pub(super) fn enough<T>(copied: Result<Vec<T>, TryReserveError>) -> Vec<T> {
+    copied.unwrap_or_else(|error| {
+        crate::error::raise(
+            PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
+            "out of memory",
+            &format!("A copy of the log cannot be made: {error}."),
+            "Ask for the steps of one query with get_text_log(query_id), or lower \
+             parallel_replicas.text_log_size or parallel_replicas.query_log_size.",
+        )
+    })
 }
 
 /// The id of this session's last statement that was, or could have been, executed over replicas.
@@ -102,43 +116,40 @@ fn get_query_log() -> TableIterator<
 > {
     must_be_preloaded();
     let given = |text: String| (!text.is_empty()).then_some(text);
-    let rows: Vec<_> = report::queries()
-        .into_iter()
-        .map(move |entry| {
-            (
-                Uuid::from_bytes(entry.origin.query_id),
-                entry.origin.pid,
-                pg_sys::Oid::from(entry.origin.database),
-                pg_sys::Oid::from(entry.origin.user),
-                entry.start,
-                (entry.end != 0).then_some(entry.end),
-                match entry.ending {
-                    _ if entry.fragments == 0 => "planned without",
-                    Ending::Finished => "finished",
-                    Ending::Failed => "failed",
-                },
-                entry.statement_id,
-                entry.fragments as i32,
-                entry.replicas_planned as i32,
-                entry.replicas_used as i32,
-                entry.workers_launched as i32,
-                entry.selected as i64,
-                entry.own as i64,
-                entry.by_hash as i64,
-                entry.rest as i64,
-                entry.lost as i64,
-                entry.rows as i64,
-                entry.bytes as i64,
-                entry.replay_wait_us as i64,
-                entry.wait_us as i64,
-                given(entry.reason.get()),
-                given(entry.reason_text.get()),
-                entry.settings.get(),
-                entry.text.get(),
-            )
-        })
-        .collect();
-    TableIterator::new(rows)
+    // One row after the other, since there may be many.
+    TableIterator::new(enough(report::queries()).into_iter().map(move |entry| {
+        (
+            Uuid::from_bytes(entry.origin.query_id),
+            entry.origin.pid,
+            pg_sys::Oid::from(entry.origin.database),
+            pg_sys::Oid::from(entry.origin.user),
+            entry.start,
+            (entry.end != 0).then_some(entry.end),
+            match entry.ending {
+                _ if entry.fragments == 0 => "planned without",
+                Ending::Finished => "finished",
+                Ending::Failed => "failed",
+            },
+            entry.statement_id,
+            entry.fragments as i32,
+            entry.replicas_planned as i32,
+            entry.replicas_used as i32,
+            entry.workers_launched as i32,
+            entry.selected as i64,
+            entry.own as i64,
+            entry.by_hash as i64,
+            entry.rest as i64,
+            entry.lost as i64,
+            entry.rows as i64,
+            entry.bytes as i64,
+            entry.replay_wait_us as i64,
+            entry.wait_us as i64,
+            given(entry.reason.get()),
+            given(entry.reason_text.get()),
+            entry.settings.get(),
+            entry.text.get(),
+        )
+    }))
 }
 
 /// Steps of queries, oldest first, as far as the user may see them; of one query if it is given.
@@ -177,31 +188,28 @@ fn get_text_log(
     ),
 > {
     must_be_preloaded();
-    let rows: Vec<_> = report::steps(of_query.map(|id| *id.as_bytes()))
-        .into_iter()
-        .map(|entry| {
-            let task = entry.task != 0;
-            let replica = entry.replica.get();
-            (
-                entry.time,
-                Uuid::from_bytes(entry.origin.query_id),
-                entry.origin.pid,
-                pg_sys::Oid::from(entry.origin.database),
-                pg_sys::Oid::from(entry.origin.user),
-                if entry.trace { "trace" } else { "summary" },
-                entry.fragment as i32,
-                report::process(&entry),
-                (!replica.is_empty()).then_some(replica),
-                report::word(entry.step),
-                report::stage(&entry),
-                task.then_some(entry.task as i32),
-                task.then_some(i64::from(entry.first)),
-                task.then_some(entry.count as i64),
-                report::message(&entry),
-            )
-        })
-        .collect();
-    TableIterator::new(rows)
+    let steps = report::steps(of_query.map(|id| *id.as_bytes()));
+    TableIterator::new(enough(steps).into_iter().map(|entry| {
+        let task = entry.task != 0;
+        let replica = entry.replica.get();
+        (
+            entry.time,
+            Uuid::from_bytes(entry.origin.query_id),
+            entry.origin.pid,
+            pg_sys::Oid::from(entry.origin.database),
+            pg_sys::Oid::from(entry.origin.user),
+            if entry.trace { "trace" } else { "summary" },
+            entry.fragment as i32,
+            report::process(&entry),
+            (!replica.is_empty()).then_some(replica),
+            report::word(entry.step),
+            report::stage(&entry),
+            task.then_some(entry.task as i32),
+            task.then_some(i64::from(entry.first)),
+            task.then_some(entry.count as i64),
+            report::message(&entry),
+        )
+    }))
 }
 
 /// Queries that this server coordinates now, as far as the user may see them.

@@ -136,7 +136,9 @@ fn get_replicas() -> TableIterator<
     let keys: Vec<_> = replicas.iter().map(choice::key).collect();
     let known = monitor::entries(&keys, &rules);
     let here = Here::new();
-    let sees_errors = sees_errors();
+    let sees_errors = has_privs_of(pg_sys::ROLE_PG_READ_ALL_STATS);
+    // As for server_state.
+    let sees_load = has_privs_of(pg_sys::ROLE_PG_MONITOR);
     let rows: Vec<_> = replicas
         .into_iter()
         .zip(known)
@@ -147,10 +149,10 @@ fn get_replicas() -> TableIterator<
                 .filter(|entry| entry.probe.answered_at != 0)
                 .map(|entry| entry.probe.state);
             let standby = state.filter(|state| state.in_recovery);
-            let load = state.map(|state| state.load);
+            let load = state.filter(|_| sees_load).map(|state| state.load);
             let memory = load.filter(|load| load.memory_limit != 0);
             let count = entry.map(|entry| entry.count).unwrap_or_default();
-            let obstacle = here.obstacle(entry);
+            let obstacle = here.obstacle(&replica, entry);
             (
                 replica.cluster,
                 replica.name,
@@ -193,15 +195,10 @@ fn last_error(entry: &Entry) -> Option<String> {
     entry.last_error.get()
 }
 
-/// Error texts may name accounts.
-fn sees_errors() -> bool {
+/// Error texts may name accounts, and how busy a server is does not concern everybody.
+fn has_privs_of(role: u32) -> bool {
     // SAFETY: main thread, inside a transaction; the role is built in.
-    unsafe {
-        pg_sys::has_privs_of_role(
-            pg_sys::GetUserId(),
-            pg_sys::Oid::from(pg_sys::ROLE_PG_READ_ALL_STATS),
-        )
-    }
+    unsafe { pg_sys::has_privs_of_role(pg_sys::GetUserId(), pg_sys::Oid::from(role)) }
 }
 
 /// Name of the replica that a tag leads to now; null if none can be used. Raises 55000 without

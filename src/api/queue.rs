@@ -1,5 +1,6 @@
 //! The query queue's views.
 
+use crate::log::report::Reader;
 use crate::queue::{groups, status};
 use parallel_replicas_core::queue::{Admitted, Blocked, State};
 use pgrx::iter::TableIterator;
@@ -36,7 +37,8 @@ fn admitted_by(admitted: Admitted) -> &'static str {
     }
 }
 
-/// One row per statement that holds slots or waits for them. Raises 55000 without preload.
+/// One row per statement that holds slots or waits for them; of others' statements, as in
+/// pg_stat_activity, not what they are or since when. Raises 55000 without preload.
 #[pg_extern(volatile, strict, parallel_restricted)]
 #[allow(clippy::type_complexity)]
 fn get_running_queries() -> TableIterator<
@@ -57,28 +59,30 @@ fn get_running_queries() -> TableIterator<
         name!(wait_ms, i64),
         name!(admitted_by, Option<&'static str>),
         name!(blocked_reason, Option<&'static str>),
-        name!(estimated_cost, f64),
+        name!(estimated_cost, Option<f64>),
     ),
 > {
     require_preload();
+    let reader = Reader::new();
     let rows: Vec<_> = status::statements()
         .into_iter()
         .map(|statement| {
             let (entry, details) = (statement.entry, statement.details);
             let pending = entry.state == State::Pending;
+            let sees = reader.sees(details.user);
             let timeout = status::pending_timeout_s() as i64;
             let limit = i64::from(details.statement_timeout_ms);
             (
-                (details.query_id != 0).then_some(details.query_id as i64),
+                (sees && details.query_id != 0).then_some(details.query_id as i64),
                 details.pid,
                 pg_sys::Oid::from(details.user),
                 pg_sys::Oid::from(details.database),
-                groups::name_of(entry.group),
-                time(details.statement_start),
-                (timeout > 0)
+                groups::name_of(entry.group).filter(|_| sees),
+                time(details.statement_start).filter(|_| sees),
+                (sees && timeout > 0)
                     .then(|| time(details.enqueued_at + timeout * 1_000_000))
                     .flatten(),
-                (limit > 0)
+                (sees && limit > 0)
                     .then(|| time(details.statement_start + limit * 1000))
                     .flatten(),
                 if pending { "PENDING" } else { "RUNNING" },
@@ -88,7 +92,7 @@ fn get_running_queries() -> TableIterator<
                 statement.waited_ms as i64,
                 (!pending).then(|| admitted_by(entry.admitted)),
                 pending.then(|| blocked_reason(entry.blocked)),
-                details.cost,
+                sees.then_some(details.cost),
             )
         })
         .collect();

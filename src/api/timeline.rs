@@ -1,5 +1,6 @@
 //! `query_timeline`: the picture of a query, out of the steps in the text log.
 
+use super::log::enough;
 use crate::error;
 use crate::log::{id_text, report};
 use crate::shm::logs::{NO_PROCESS, QueryEntry, Step, StepEntry};
@@ -16,7 +17,7 @@ fn query_timeline(query_id: Uuid) -> String {
         error::not_preloaded();
     }
     let id = *query_id.as_bytes();
-    let steps = report::steps(Some(id));
+    let steps = enough(report::steps(Some(id)));
     if !steps.iter().any(|step| step.step == Step::Given) {
         error::raise(
             PgSqlErrorCode::ERRCODE_NO_DATA,
@@ -27,7 +28,7 @@ fn query_timeline(query_id: Uuid) -> String {
         );
     }
     let events: Vec<Event> = steps.iter().filter_map(event).collect();
-    let entry = report::queries()
+    let entry = enough(report::queries())
         .into_iter()
         .rfind(|entry| entry.origin.query_id == id);
     html(&caption(&id, entry.as_ref()), &lanes(&events))

@@ -28,7 +28,6 @@ impl Serving {
                     database: pg_sys::MyDatabaseId.to_u32(),
                     pid: pg_sys::MyProcPid,
                 },
-                session_user: pg_sys::GetSessionUserId().to_u32(),
                 start: pg_sys::GetCurrentTimestamp(),
                 text: Text::new(&text),
             }

@@ -84,7 +84,6 @@ pub unsafe fn enter(estate: *mut pg_sys::EState) -> Scope {
             Kind::Query,
             &About {
                 origin,
-                session_user: origin.user,
                 start: entry.start,
                 text: entry.text,
             },
@@ -196,14 +195,19 @@ pub fn planned_without(code: &str, text: &str) {
     if settings::log_level() == LogLevel::Off {
         return;
     }
-    // SAFETY: the text of the client's message, or null; copied at once.
-    let (source, now) = unsafe {
+    // SAFETY: the text of the client's message, or null; copied at once. It belongs to who is logged
+    // in, also within a function that is executed with its owner's rights.
+    let (source, now, user) = unsafe {
         (
             utf8(pg_sys::debug_query_string),
             pg_sys::GetCurrentTimestamp(),
+            pg_sys::GetSessionUserId().to_u32(),
         )
     };
-    let origin = origin(new_id());
+    let origin = Origin {
+        user,
+        ..origin(new_id())
+    };
     LAST.set(Some(origin.query_id));
     let entry = QueryEntry {
         origin,

@@ -1,19 +1,20 @@
 //! Reads the logs back, as far as the user may see them, and puts steps into words.
 
 use super::id_text;
-use crate::shm::logs::{NO_PROCESS, Origin, QUERIES, QueryEntry, STEPS, Step, StepEntry};
+use crate::shm::logs::{NO_PROCESS, QUERIES, QueryEntry, STEPS, Step, StepEntry};
 use crate::shm::running::{self, Kind, Seen};
 use pgrx::pg_sys;
+use std::collections::TryReserveError;
 
 /// As for pg_stat_activity: one's own, and all for members of pg_read_all_stats, of which pg_monitor is
 /// one.
-struct Reader {
+pub struct Reader {
     user: pg_sys::Oid,
     sees_all: bool,
 }
 
 impl Reader {
-    fn new() -> Self {
+    pub fn new() -> Self {
         // SAFETY: main thread, inside a transaction; looks in a cache of the catalog.
         unsafe {
             let user = pg_sys::GetUserId();
@@ -25,39 +26,32 @@ impl Reader {
         }
     }
 
-    fn sees(&self, origin: &Origin) -> bool {
-        self.has(origin.user)
-    }
-
-    fn has(&self, role: u32) -> bool {
+    /// What the role does.
+    pub fn sees(&self, role: u32) -> bool {
         // SAFETY: as above; a role that is gone is nobody's.
         self.sees_all || unsafe { pg_sys::has_privs_of_role(self.user, pg_sys::Oid::from(role)) }
     }
 }
 
 /// Ended queries, oldest first.
-pub fn queries() -> Vec<QueryEntry> {
+pub fn queries() -> Result<Vec<QueryEntry>, TryReserveError> {
     let reader = Reader::new();
-    let mut entries = QUERIES.entries();
-    entries.retain(|entry| reader.sees(&entry.origin));
-    entries
+    QUERIES.entries(|entry| reader.sees(entry.origin.user))
 }
 
 /// Steps, oldest first; of one query if it is given.
-pub fn steps(query: Option<[u8; 16]>) -> Vec<StepEntry> {
+pub fn steps(query: Option<[u8; 16]>) -> Result<Vec<StepEntry>, TryReserveError> {
     let reader = Reader::new();
-    let mut entries = STEPS.entries();
-    entries.retain(|entry| {
-        query.is_none_or(|query| query == entry.origin.query_id) && reader.sees(&entry.origin)
-    });
-    entries
+    STEPS.entries(|entry| {
+        query.is_none_or(|query| query == entry.origin.query_id) && reader.sees(entry.origin.user)
+    })
 }
 
 /// What runs now.
 pub fn running(kind: Kind) -> Vec<Seen> {
     let reader = Reader::new();
     let mut seen = running::all(kind);
-    seen.retain(|seen| reader.sees(&seen.about.origin) || reader.has(seen.about.session_user));
+    seen.retain(|seen| reader.sees(seen.about.origin.user));
     seen
 }
 

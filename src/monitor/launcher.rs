@@ -4,14 +4,18 @@
 use super::{fill, machine, serve_signals, take_signals};
 use crate::pg::wait;
 use crate::settings::replicas::monitor_interval_ms;
-use crate::shm::monitor::{self, DatabaseState};
+use crate::shm::monitor::{self, Database, DatabaseState};
 use parallel_replicas_core::machine::load;
 use pgrx::pg_sys;
 use std::ffi::CStr;
 
 const LIBRARY: &CStr = c"parallel_replicas";
-/// Seconds after which PostgreSQL starts the launcher again, and it a worker, that ended by error.
+/// Seconds after which PostgreSQL starts the launcher again, and it a worker, that ended by error. A
+/// worker that goes on doing so waits twice as long each time, up to about ten minutes.
 const RESTART_S: i32 = 5;
+const DOUBLINGS_MAX: u32 = 7;
+/// `datconnlimit` of a database that is half dropped.
+const INVALID_DATABASE: i32 = -2;
 const SECOND_US: i64 = 1_000_000;
 /// How often a database without replicas is looked at, if nobody asks for it.
 const IDLE_US: i64 = 60 * SECOND_US;
@@ -88,35 +92,64 @@ pub extern "C-unwind" fn parallel_replicas_launcher(_argument: pg_sys::Datum) {
     unsafe { pg_sys::proc_exit(1) };
 }
 
-/// Starts the workers that are due.
+/// Starts the worker that is due first, if one is. One at a time, so that a server with many databases
+/// has background workers left for its queries: the next is started when this one has read its
+/// database's definitions.
 fn supervise(complained: &mut bool) {
     let databases = databases();
     monitor::keep_databases(&databases);
     let now = monitor::now();
-    for oid in databases {
-        let due = match monitor::database(oid) {
-            None => true,
-            Some((state, since, _)) => match state {
-                DatabaseState::Wanted => true,
-                DatabaseState::Starting => now - since > STARTING_US,
-                DatabaseState::Running => false,
-                DatabaseState::Idle => now - since > IDLE_US,
-                DatabaseState::Failed => now - since > i64::from(RESTART_S) * SECOND_US,
-            },
-        };
-        if due && !start(oid) {
-            monitor::set_database(oid, DatabaseState::Wanted, 0);
-            if !*complained {
-                pgrx::warning!(
-                    "no background worker slot is free for the monitor of parallel_replicas; \
-                     increase max_worker_processes"
-                );
-            }
-            *complained = true;
-            return;
+    let known: Vec<(pg_sys::Oid, Option<Database>)> = databases
+        .into_iter()
+        .map(|oid| (oid, monitor::database(oid)))
+        .collect();
+    let is_one_starting = known.iter().filter_map(|(_, known)| *known).any(|known| {
+        known.state == DatabaseState::Starting && now - known.changed_at <= STARTING_US
+    });
+    if is_one_starting {
+        return;
+    }
+    // Those that somebody asks for first, then those that have waited for longest.
+    let first = known
+        .into_iter()
+        .filter(|(_, known)| is_due(known.as_ref(), now))
+        .min_by_key(|(_, known)| {
+            known.map_or((true, 0), |known| {
+                (known.state != DatabaseState::Wanted, known.changed_at)
+            })
+        });
+    let Some((oid, _)) = first else {
+        return;
+    };
+    let started = start(oid);
+    if !started {
+        monitor::set_database(oid, DatabaseState::Wanted, 0);
+        if !*complained {
+            pgrx::warning!(
+                "no background worker slot is free for the monitor of parallel_replicas; \
+                 increase max_worker_processes"
+            );
         }
     }
-    *complained = false;
+    *complained = !started;
+}
+
+fn is_due(known: Option<&Database>, now: i64) -> bool {
+    // With more databases than there are places, further ones have to ask.
+    let Some(known) = known else {
+        return monitor::has_room_for_database();
+    };
+    let since = now - known.changed_at;
+    match known.state {
+        DatabaseState::Wanted => true,
+        DatabaseState::Starting => known.worker == 0 && since > STARTING_US,
+        DatabaseState::Running => false,
+        DatabaseState::Idle => since > IDLE_US,
+        DatabaseState::Failed => {
+            let doublings = known.failures.saturating_sub(1).min(DOUBLINGS_MAX);
+            since > (i64::from(RESTART_S) << doublings) * SECOND_US
+        }
+    }
 }
 
 fn start(database: pg_sys::Oid) -> bool {
@@ -146,7 +179,10 @@ fn databases() -> Vec<pg_sys::Oid> {
                 break;
             }
             let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_database>();
-            if (*form).datallowconn && !(*form).datistemplate {
+            if (*form).datallowconn
+                && !(*form).datistemplate
+                && (*form).datconnlimit != INVALID_DATABASE
+            {
                 found.push((*form).oid);
             }
         }

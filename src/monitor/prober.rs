@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 
 /// Findings that may wait for the main thread; threads then wait for room.
 const FINDINGS_MAX: usize = 64;
-const STACK_BYTES: usize = 256 * 1024;
+/// Name service modules, GSSAPI and OpenSSL run on it.
+const STACK_BYTES: usize = 2 * 1024 * 1024;
 /// How long the threads may take to stop.
 const STOP_MS: u64 = 500;
 
@@ -60,6 +61,7 @@ struct Common {
 /// The helpers. Dropping them tells them to stop.
 pub struct Probers {
     common: Arc<Common>,
+    sender: Sender<Finding>,
     receiver: Receiver<Finding>,
 }
 
@@ -103,32 +105,39 @@ impl Drop for SignalsBlocked {
 }
 
 impl Probers {
-    /// Starts a thread for each replica, none of them active yet, and for each host name that a
-    /// template server stands for.
+    /// For so many replicas, none of them active yet. No thread runs yet.
+    pub fn new(replicas: usize, interval_ms: u64) -> std::io::Result<Self> {
+        let (sender, receiver) = bounded(FINDINGS_MAX);
+        Ok(Probers {
+            common: Arc::new(Common {
+                stop: event()?,
+                findings: event()?,
+                interval_ms: AtomicU64::new(interval_ms),
+                running: AtomicUsize::new(0),
+                active: (0..replicas).map(|_| AtomicBool::new(false)).collect(),
+            }),
+            sender,
+            receiver,
+        })
+    }
+
+    /// Starts a thread for each replica, and for each host name that a template server stands for.
+    /// After an error some may run.
     pub fn start(
+        &self,
         replicas: Vec<ConnectParameters>,
         hosts: Vec<(u32, String)>,
-        interval_ms: u64,
-    ) -> std::io::Result<Self> {
-        let common = Arc::new(Common {
-            stop: event()?,
-            findings: event()?,
-            interval_ms: AtomicU64::new(interval_ms),
-            running: AtomicUsize::new(0),
-            active: replicas.iter().map(|_| AtomicBool::new(false)).collect(),
-        });
-        let (sender, receiver) = bounded(FINDINGS_MAX);
-        let probers = Probers { common, receiver };
+    ) -> std::io::Result<()> {
         let _blocked = SignalsBlocked::new();
         for (replica, parameters) in replicas.into_iter().enumerate() {
-            let sender = sender.clone();
-            probers.spawn(move |common| look_again(replica, parameters, common, &sender))?;
+            let sender = self.sender.clone();
+            self.spawn(move |common| look_again(replica, parameters, common, &sender))?;
         }
         for (server, host) in hosts {
-            let sender = sender.clone();
-            probers.spawn(move |common| resolve_again(server, &host, common, &sender))?;
+            let sender = self.sender.clone();
+            self.spawn(move |common| resolve_again(server, &host, common, &sender))?;
         }
-        Ok(probers)
+        Ok(())
     }
 
     fn spawn(&self, life: impl FnOnce(&Common) + Send + 'static) -> std::io::Result<()> {

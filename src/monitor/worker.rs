@@ -41,13 +41,17 @@ pub extern "C-unwind" fn parallel_replicas_monitor(argument: pg_sys::Datum) {
     // SAFETY: plain global.
     let me = unsafe { pg_sys::MyProcPid };
     take_signals();
-    if monitor::database(database).is_some_and(|(state, _, worker)| {
-        state == DatabaseState::Running && worker != 0 && worker != me
+    if monitor::database(database).is_some_and(|known| {
+        matches!(
+            known.state,
+            DatabaseState::Starting | DatabaseState::Running
+        ) && known.worker != 0
+            && known.worker != me
     }) {
         return;
     }
     DATABASE.set(database);
-    monitor::set_database(database, DatabaseState::Running, me);
+    monitor::set_database(database, DatabaseState::Starting, me);
     // SAFETY: main thread of a background worker; the callbacks live as long as the process.
     unsafe {
         pg_sys::before_shmem_exit(Some(give_up_claims), pg_sys::Datum::from(0_usize));
@@ -77,6 +81,8 @@ pub extern "C-unwind" fn parallel_replicas_monitor(argument: pg_sys::Datum) {
         return;
     }
     proc::leave_database();
+    monitor::set_database(database, DatabaseState::Running, me);
+    monitor::wake_launcher();
     watch(&watched, &templates, interval_ms, generation);
 }
 
@@ -171,14 +177,19 @@ fn watch(watched: &[Watched], templates: &[Template], interval_ms: u64, generati
             Source::Dns(host) => Some((template.server_oid.to_u32(), host.clone())),
             Source::Streaming => None,
         });
-    let probers = match Probers::start(tried, hosts.collect(), interval_ms) {
+    let started = Probers::new(tried.len(), interval_ms).and_then(|probers| {
+        // Before the first thread, since not all may start.
+        STOPPER.set(Some(probers.stopper()));
+        probers.start(tried, hosts.collect())?;
+        Ok(probers)
+    });
+    let probers = match started {
         Ok(probers) => probers,
         Err(error) => {
             pgrx::warning!("monitor of parallel_replicas could not start its threads: {error}");
             return;
         }
     };
-    STOPPER.set(Some(probers.stopper()));
     // SAFETY: plain global.
     let me = unsafe { pg_sys::MyProcPid };
     let mut claimed_at = 0;

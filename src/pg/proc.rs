@@ -183,10 +183,36 @@ pub fn host_name() -> std::io::Result<String> {
     }
 }
 
-/// Addresses of the servers that stream from this one, sorted, each once; connections over a Unix
+/// Processes that stream WAL to standbys. Not those of pg_basebackup and pg_receivewal, which never say
+/// that they have applied anything.
+fn standby_senders() -> Vec<i32> {
+    // SAFETY: plain globals, set before any backend runs.
+    let (control, slots) = unsafe { (pg_sys::WalSndCtl, pg_sys::max_wal_senders.max(0) as usize) };
+    let mut senders = Vec::with_capacity(slots);
+    for slot in 0..slots {
+        // SAFETY: the array has as many slots. Between taking the spinlock and giving it back there
+        // are three reads. It is taken with PostgreSQL's function, and given back as its macros do.
+        let (pid, state, apply) = unsafe {
+            let sender = (*control).walsnds.as_mut_ptr().add(slot);
+            let mutex = &raw mut (*sender).mutex;
+            pg_sys::s_lock(mutex, c"proc.rs".as_ptr(), 0, c"standby_senders".as_ptr());
+            let read = ((*sender).pid, (*sender).state, (*sender).apply);
+            std::sync::atomic::fence(std::sync::atomic::Ordering::Release);
+            mutex.write_volatile(0);
+            read
+        };
+        if pid != 0 && state == pg_sys::WalSndState::WALSNDSTATE_STREAMING && apply != 0 {
+            senders.push(pid);
+        }
+    }
+    senders
+}
+
+/// Addresses of the standbys that stream from this server, sorted, each once; connections over a Unix
 /// socket have none.
 pub fn streaming_addresses() -> Vec<String> {
     let mut addresses = Vec::new();
+    let senders = standby_senders();
     // SAFETY: main thread; the entries are this process's own copy until it is cleared, and an
     // address is as long as it says.
     unsafe {
@@ -196,7 +222,11 @@ pub fn streaming_addresses() -> Vec<String> {
                 continue;
             }
             let entry = &(*entry).backendStatus;
-            if entry.st_backendType != pg_sys::BackendType::B_WAL_SENDER {
+            // One that is connected to a database replicates logically.
+            if entry.st_backendType != pg_sys::BackendType::B_WAL_SENDER
+                || entry.st_databaseid != pg_sys::InvalidOid
+                || !senders.contains(&entry.st_procpid)
+            {
                 continue;
             }
             let client = &entry.st_clientaddr;

@@ -136,7 +136,7 @@ pub struct Entry {
 pub enum DatabaseState {
     /// Somebody wants it to be looked at.
     Wanted,
-    /// A worker has been asked for.
+    /// A worker has been asked for, or reads the definitions.
     Starting,
     Running,
     /// It defined no replica when it was looked at.
@@ -145,14 +145,16 @@ pub enum DatabaseState {
     Failed,
 }
 
+/// A database with its worker's process, 0 if there is none, and the worker's failures in a row.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Database {
+pub struct Database {
     /// 0: free.
     oid: u32,
-    state: DatabaseState,
-    worker: i32,
-    changed_at: i64,
+    pub state: DatabaseState,
+    pub worker: i32,
+    pub failures: u32,
+    pub changed_at: i64,
 }
 
 /// An address that a template server of a database stands for.
@@ -293,6 +295,7 @@ impl State {
                 oid,
                 state: DatabaseState::Idle,
                 worker: 0,
+                failures: 0,
                 changed_at: 0,
             };
         }
@@ -522,15 +525,15 @@ pub fn set_database(oid: pg_sys::Oid, to: DatabaseState, worker: i32) {
     let now = now();
     write(|state| {
         if let Some(database) = state.database(oid.to_u32()) {
-            *database = Database {
-                oid: oid.to_u32(),
-                state: to,
-                worker,
-                changed_at: now,
-            };
+            database.state = to;
+            database.worker = worker;
+            database.changed_at = now;
         }
     });
 }
+
+/// A worker that ran for so long has not failed in the same way as the one before.
+const STEADY_US: i64 = 60_000_000;
 
 /// A worker has ended: its database is to be looked at again.
 pub fn worker_ended(oid: pg_sys::Oid, worker: i32, then: DatabaseState) {
@@ -538,6 +541,13 @@ pub fn worker_ended(oid: pg_sys::Oid, worker: i32, then: DatabaseState) {
     write(|state| {
         for database in &mut state.databases {
             if database.oid == oid.to_u32() && database.worker == worker {
+                let was_steady = database.state == DatabaseState::Running
+                    && now - database.changed_at > STEADY_US;
+                database.failures = match then {
+                    DatabaseState::Failed if was_steady => 1,
+                    DatabaseState::Failed => database.failures.saturating_add(1),
+                    _ => 0,
+                };
                 database.state = then;
                 database.worker = 0;
                 database.changed_at = now;
@@ -546,15 +556,20 @@ pub fn worker_ended(oid: pg_sys::Oid, worker: i32, then: DatabaseState) {
     });
 }
 
-/// State of a database, since when, and the worker's process.
-pub fn database(oid: pg_sys::Oid) -> Option<(DatabaseState, i64, i32)> {
+/// What is known about a database.
+pub fn database(oid: pg_sys::Oid) -> Option<Database> {
     read(|state| {
         state
             .databases
             .iter()
             .find(|database| database.oid == oid.to_u32())
-            .map(|database| (database.state, database.changed_at, database.worker))
+            .copied()
     })?
+}
+
+/// Can one more database be remembered without forgetting another?
+pub fn has_room_for_database() -> bool {
+    read(|state| state.databases.iter().any(|database| database.oid == 0)).unwrap_or(false)
 }
 
 /// Forgets databases that are not in the list.
@@ -583,15 +598,19 @@ thread_local! {
 
 /// Asks that this session's database be looked at: it defines replicas. Once per session.
 pub fn want_this_database() {
-    if ASKED.replace(true) {
-        return;
+    if !ASKED.replace(true) {
+        want_if(|state| state == DatabaseState::Idle);
     }
+}
+
+/// Asks for this session's database if it is in such a state.
+fn want_if(is_so: impl FnOnce(DatabaseState) -> bool) {
     // SAFETY: plain global.
     let oid = unsafe { pg_sys::MyDatabaseId };
     let now = now();
     let launcher = write(|state| {
         let database = state.database(oid.to_u32())?;
-        if database.state != DatabaseState::Idle && database.state != DatabaseState::Failed {
+        if !is_so(database.state) {
             return None;
         }
         database.state = DatabaseState::Wanted;
@@ -599,6 +618,13 @@ pub fn want_this_database() {
         Some(state.launcher)
     });
     if let Some(launcher) = launcher.flatten() {
+        wake(launcher);
+    }
+}
+
+/// Tells the launcher that something has changed.
+pub fn wake_launcher() {
+    if let Some(launcher) = read(|state| state.launcher) {
         wake(launcher);
     }
 }
@@ -623,8 +649,8 @@ unsafe extern "C-unwind" fn at_commit(event: pg_sys::XactEvent::Type, _context: 
         _ => return,
     };
     if AT_COMMIT.replace(false) && ended {
-        ASKED.set(false);
-        want_this_database();
+        // The change may have mended what made workers fail.
+        want_if(|state| matches!(state, DatabaseState::Idle | DatabaseState::Failed));
     }
 }
 

@@ -4,6 +4,7 @@
 //! copy bytes and to move one number; nobody allocates, waits or raises while holding it.
 
 use pgrx::pg_sys;
+use std::collections::TryReserveError;
 use std::ffi::CStr;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -17,6 +18,9 @@ struct Header {
     /// Entries ever written since the ring was made.
     written: u64,
 }
+
+/// Entries that are copied at once; writers have to wait so long.
+const CHUNK_ENTRIES: usize = 64;
 
 const HEADER_BYTES: usize = size_of::<Header>().next_multiple_of(8);
 
@@ -103,32 +107,50 @@ impl<T: Copy> Ring<T> {
         }
     }
 
-    /// A copy of all entries, oldest first.
-    pub fn entries(&self) -> Vec<T> {
+    /// Copies of the entries that are to be kept, oldest first. What is overwritten while this goes on is
+    /// left out, and so is what is written meanwhile.
+    pub fn entries(&self, mut keep: impl FnMut(&T) -> bool) -> Result<Vec<T>, TryReserveError> {
+        let mut entries = Vec::new();
         let Some(area) = self.area() else {
-            return Vec::new();
+            return Ok(entries);
         };
-        // SAFETY: the capacity never changes, so there is room for all before the lock is taken;
-        // the lock keeps entries whole while they are copied.
-        unsafe {
-            let capacity = u64::from((*area).capacity);
-            let mut entries: Vec<T> = Vec::with_capacity(capacity as usize);
-            let lock = &raw mut (*area).lock;
-            pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_SHARED);
-            let written = (*area).written;
-            let count = written.min(capacity);
-            let oldest = (written - count) % capacity;
-            let first = count.min(capacity - oldest);
-            let target = entries.as_mut_ptr();
-            std::ptr::copy_nonoverlapping(Self::slot(area, oldest), target, first as usize);
-            std::ptr::copy_nonoverlapping(
-                Self::slot(area, 0),
-                target.add(first as usize),
-                (count - first) as usize,
-            );
-            pg_sys::LWLockRelease(lock);
-            entries.set_len(count as usize);
-            entries
+        let mut chunk: Vec<T> = Vec::new();
+        chunk.try_reserve_exact(CHUNK_ENTRIES)?;
+        // Numbers of entries, counted from the first ever written.
+        let mut next = 0;
+        let mut end = None;
+        loop {
+            pgrx::check_for_interrupts!();
+            // SAFETY: the lock keeps entries whole while they are copied, and what is copied was
+            // written and lies in a row. There is room for it.
+            unsafe {
+                let capacity = u64::from((*area).capacity);
+                let lock = &raw mut (*area).lock;
+                pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_SHARED);
+                let written = (*area).written;
+                let end = *end.get_or_insert(written);
+                next = written.saturating_sub(capacity).max(next);
+                let index = next % capacity;
+                let count = end
+                    .saturating_sub(next)
+                    .min(capacity - index)
+                    .min(CHUNK_ENTRIES as u64);
+                std::ptr::copy_nonoverlapping(
+                    Self::slot(area, index),
+                    chunk.as_mut_ptr(),
+                    count as usize,
+                );
+                pg_sys::LWLockRelease(lock);
+                chunk.set_len(count as usize);
+                next += count;
+            }
+            if chunk.is_empty() {
+                return Ok(entries);
+            }
+            for entry in chunk.drain(..).filter(|entry| keep(entry)) {
+                entries.try_reserve(1)?;
+                entries.push(entry);
+            }
         }
     }
 }

@@ -28,8 +28,6 @@ pub enum Kind {
 #[repr(C)]
 pub struct About {
     pub origin: Origin,
-    /// Who is connected, which on a replica is the link's account.
-    pub session_user: u32,
     /// PostgreSQL's microseconds since 2000.
     pub start: i64,
     pub text: Text<1024>,
