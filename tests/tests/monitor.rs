@@ -372,11 +372,14 @@ fn a_login_that_fails_does_not_leave_a_replica_out() {
     assert_eq!(column(&mut client, "standby1", "reachable"), "true");
     assert_eq!(column(&mut client, "standby1", "usable"), "true");
     assert!(!column(&mut client, "standby1", "last_error").contains("geheim"));
-    // Only who may see statistics of others sees the text.
+    // Only who may see statistics of others sees the text, and how busy the server is.
+    assert_ne!(column(&mut client, "standby1", "cpu_permille"), "");
     client
         .batch_execute("CREATE ROLE stranger; SET ROLE stranger")
         .unwrap();
     assert_eq!(column(&mut client, "standby1", "last_error"), "");
+    assert_eq!(column(&mut client, "standby1", "cpu_permille"), "");
+    assert_eq!(column(&mut client, "standby1", "memory_used"), "");
     assert_eq!(column(&mut client, "standby1", "usable"), "true");
     client.batch_execute("RESET ROLE").unwrap();
     // Another role's mappings.
@@ -481,10 +484,10 @@ fn standbys_are_discovered() {
             "CREATE EXTENSION parallel_replicas;
              CREATE SERVER standbys FOREIGN DATA WRAPPER parallel_replicas
                  OPTIONS (discover 'pg_stat_replication', port '{port}');
-             CREATE USER MAPPING FOR CURRENT_USER SERVER standbys;
+             CREATE USER MAPPING FOR CURRENT_USER SERVER standbys OPTIONS (user 'nobody');
              CREATE SERVER named FOREIGN DATA WRAPPER parallel_replicas
                  OPTIONS (discover 'dns', host 'localhost', port '{port}', cluster 'named');
-             CREATE USER MAPPING FOR CURRENT_USER SERVER named;
+             CREATE USER MAPPING FOR CURRENT_USER SERVER named OPTIONS (user 'nobody');
              CREATE TABLE t AS SELECT generate_series(1, 1000) AS i; ANALYZE t",
             port = cluster.port(1)
         ),
@@ -493,6 +496,20 @@ fn standbys_are_discovered() {
     let found = "SELECT coalesce(string_agg(name || ' ' || usable || ' ' || coalesce(role, ''),
             ', ' ORDER BY name), 'none')
         FROM parallel_replicas.replicas WHERE cluster = 'default'";
+    // Somebody is there, who may not be a standby: nobody logs in.
+    wait_until(SOON, "the standby is found", || {
+        text(
+            &mut client,
+            "SELECT coalesce(string_agg(reason, ', '), '') FROM parallel_replicas.replicas
+              WHERE cluster = 'default' AND reachable",
+        ) == "discovered, but has not answered the monitor"
+    });
+    client
+        .batch_execute(
+            "ALTER USER MAPPING FOR CURRENT_USER SERVER standbys OPTIONS (DROP user);
+             ALTER USER MAPPING FOR CURRENT_USER SERVER named OPTIONS (DROP user)",
+        )
+        .unwrap();
     wait_until(SOON, "the standby is found and answers", || {
         text(&mut client, found) == "standbys/127.0.0.1 true standby"
     });
@@ -537,6 +554,7 @@ fn standbys_are_discovered() {
     wait_until(SOON, "nobody streams", || {
         text(&mut client, found) == "none"
     });
+    who_archives_is_no_standby(&cluster, &mut client, found);
     cluster.start(1);
     wait_until(SOON, "the standby is found again", || {
         text(&mut client, found) == "standbys/127.0.0.1 true standby"
@@ -561,6 +579,62 @@ fn standbys_are_discovered() {
         assert_eq!(error.detail(), Some(detail));
         assert_eq!(error.code().code(), "22023");
     }
+}
+
+fn who_archives_is_no_standby(cluster: &Cluster, client: &mut Client, found: &str) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut receiver = parallel_replicas_tests::system::installation()
+        .client_command("pg_receivewal")
+        .args(["-h", "127.0.0.1", "-U", "postgres", "--no-loop", "-D"])
+        .arg(folder.path())
+        .args(["-p", &cluster.port(PRIMARY).to_string()])
+        .spawn()
+        .expect("pg_receivewal");
+    wait_until(SOON, "WAL is streamed to it", || {
+        text(
+            client,
+            "SELECT count(*)::text FROM pg_stat_replication WHERE state = 'streaming'",
+        ) == "1"
+    });
+    // The worker that looks at the other replica at an interval looks for standbys as often.
+    let now = text(client, "SELECT clock_timestamp()::text");
+    wait_until(SOON, "the monitor has looked more than once", || {
+        text(
+            client,
+            &format!(
+                "SELECT (max(probed_at) > '{now}'::timestamptz + interval '3 s')::text
+                   FROM parallel_replicas.replicas WHERE cluster = 'named'"
+            ),
+        ) == "true"
+    });
+    assert_eq!(text(client, found), "none");
+    receiver.kill().expect("it runs");
+    receiver.wait().expect("it ends");
+}
+
+/// A database whose DROP was interrupted takes no sessions; every attempt would be a FATAL.
+#[test]
+fn a_half_dropped_database_is_left_alone() {
+    let cluster = Cluster::builder()
+        .autovacuum(false)
+        .setting("parallel_replicas.monitor_interval", "1s")
+        .start();
+    cluster.psql(PRIMARY, "CREATE DATABASE half");
+    cluster.psql(
+        PRIMARY,
+        "UPDATE pg_database SET datconnlimit = -2 WHERE datname = 'half'",
+    );
+    cluster.psql(PRIMARY, "CREATE DATABASE later");
+    let mut client = cluster.connect(PRIMARY);
+    // Nobody else has been there.
+    wait_until(SOON, "a worker has looked at the other database", || {
+        text(
+            &mut client,
+            "SELECT (xact_commit > 0)::text FROM pg_stat_database WHERE datname = 'later'",
+        ) == "true"
+    });
+    let log = cluster.log(PRIMARY);
+    assert!(!log.contains("database \"half\""), "{log}");
 }
 
 /// Each server loads its own segments, all of them together the table.

@@ -119,6 +119,15 @@ fn resource_groups() {
            FROM parallel_replicas.running_queries WHERE state = 'PENDING'",
     );
     assert_eq!(reason, "one group_limit");
+    superuser
+        .batch_execute("CREATE ROLE stranger; SET ROLE stranger")
+        .unwrap();
+    let seen = "SELECT concat_ws(' ', count(*), count(pid), count(query_id), count(start_time),
+                       count(resource_group), count(estimated_cost))
+                  FROM parallel_replicas.running_queries WHERE usename = 'app'";
+    assert_eq!(text(&mut superuser, seen), "2 2 0 0 0 0");
+    superuser.batch_execute("RESET ROLE").unwrap();
+    assert!(text(&mut superuser, seen).ends_with(" 2 2 2"));
     let mut other = server.cluster.connect_as(PRIMARY, "app2");
     assert_eq!(text(&mut other, "SELECT count(*)::text FROM t"), "1000");
     // Rolled back, a change is none; committed, it is for those who wait too.

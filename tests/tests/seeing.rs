@@ -264,6 +264,20 @@ fn users_see_their_own(cluster: &Cluster) {
     assert_eq!(text(&mut alice, own), "alice");
     let steps = own.replace("query_log", "text_log");
     assert_eq!(text(&mut alice, &steps), "alice");
+    // Also not what a function is called with that belongs to somebody else.
+    cluster.psql(
+        PRIMARY,
+        "CREATE FUNCTION sample(text) RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER AS
+             'BEGIN RETURN (SELECT count(*) FROM t TABLESAMPLE system (10)); END';
+         ALTER FUNCTION sample(text) OWNER TO bob",
+    );
+    alice
+        .batch_execute("SET enable_parallel_replicas = 1; SELECT sample('confidential')")
+        .expect("the function");
+    assert!(is_true(
+        &mut alice,
+        "SELECT count(*) > 0 FROM parallel_replicas.query_log WHERE query ~ 'sample..confidential'"
+    ));
     let mut bob = cluster.connect_as(PRIMARY, "bob");
     for view in ["query_log", "text_log"] {
         assert!(is_true(
@@ -459,6 +473,7 @@ fn all_servers_are_seen_from_one() {
         )
     ));
     a_table_of_any_name_is_read(&cluster, &mut client);
+    users_read_what_is_harmless(&cluster);
     running_fragments_are_seen_from_the_coordinator(&cluster);
 
     cluster.stop(2, StopMode::Fast);
@@ -505,9 +520,67 @@ fn a_table_of_any_name_is_read(cluster: &Cluster, client: &mut Client) {
     assert_eq!(wrong.code().code(), "42809");
 }
 
+/// The link's account is a superuser here, and nobody gets at its rights.
+fn users_read_what_is_harmless(cluster: &Cluster) {
+    cluster.psql(
+        PRIMARY,
+        "CREATE ROLE nosy LOGIN; CREATE TABLE hidden AS SELECT 1 AS i;
+         CREATE USER MAPPING FOR nosy SERVER standby1 OPTIONS (user 'postgres', password_required 'false');
+         CREATE USER MAPPING FOR nosy SERVER standby2 OPTIONS (user 'postgres', password_required 'false');
+         GRANT USAGE ON FOREIGN SERVER standby1, standby2 TO nosy;
+         CREATE SCHEMA own AUTHORIZATION nosy; CREATE TABLE policed AS SELECT 1 AS i;
+         GRANT SELECT ON policed TO nosy; ALTER TABLE policed ENABLE ROW LEVEL SECURITY;
+         SET ROLE nosy;
+         CREATE FUNCTION own.who() RETURNS name LANGUAGE sql AS 'SELECT current_user';
+         CREATE VIEW own.trap AS SELECT own.who() AS who",
+    );
+    cluster.wait_all_caught_up();
+    let mut nosy = cluster.connect_as(PRIMARY, "nosy");
+    for (relation, code) in [
+        ("(SELECT passwd FROM pg_shadow)", "42602"),
+        ("hidden; DROP TABLE hidden", "42602"),
+        ("hidden", "42501"),
+        ("pg_authid", "42501"),
+        ("own.trap", "42501"),
+        ("policed", "42501"),
+        ("pg_class_oid_index", "42809"),
+    ] {
+        let refused = nosy
+            .query(
+                &format!(
+                    "SELECT * FROM parallel_replicas.rows_of_replicas('default', '{relation}')"
+                ),
+                &[],
+            )
+            .expect_err(relation);
+        let refused = refused.as_db_error().expect("the server's own error");
+        assert_eq!(refused.code().code(), code, "{relation}: {refused}");
+    }
+    assert_eq!(
+        text(
+            &mut nosy,
+            "SELECT string_agg(DISTINCT replica, ' ' ORDER BY replica)
+               FROM parallel_replicas.cluster_events"
+        ),
+        "local standby1 standby2"
+    );
+}
+
 fn running_fragments_are_seen_from_the_coordinator(cluster: &Cluster) {
-    let mut client = session(cluster);
+    // With an account of the link that has no rights of its own, and that several may share.
+    cluster.psql(
+        PRIMARY,
+        "CREATE ROLE link LOGIN IN ROLE parallel_replicas_link; CREATE ROLE carol LOGIN;
+         CREATE USER MAPPING FOR carol SERVER standby1 OPTIONS (user 'link', password_required 'false');
+         CREATE USER MAPPING FOR carol SERVER standby2 OPTIONS (user 'link', password_required 'false');
+         GRANT USAGE ON FOREIGN SERVER standby1, standby2 TO carol; GRANT SELECT ON t TO carol",
+    );
+    cluster.wait_all_caught_up();
+    let mut client = cluster.connect_as(PRIMARY, "carol");
+    prepare(&mut client);
     count(&mut client);
+    let mut link = cluster.connect_as(1, "link");
+    let mut standby = cluster.connect(1);
     let slow = thread::spawn(move || {
         text(
             &mut client,
@@ -523,6 +596,9 @@ fn running_fragments_are_seen_from_the_coordinator(cluster: &Cluster) {
                JOIN parallel_replicas.query_progress q USING (query_id)",
         )
     });
+    let fragments = "SELECT count(*) > 0 FROM parallel_replicas.running_fragments";
+    assert!(!is_true(&mut link, fragments));
+    assert!(is_true(&mut standby, fragments));
     slow.join().expect("the query ends");
 }
 
