@@ -173,8 +173,9 @@ fn a_replica_that_works_in_silence_is_waited_for() {
 #[test]
 fn a_probe_that_is_closed_while_idle_is_made_anew() {
     let cluster = scene(1);
-    cluster.configure(1, "idle_session_timeout", "20ms");
-    let running = Running::start(&cluster, forced(&cluster, "600ms"), SORT);
+    cluster.configure(1, "idle_session_timeout", "80ms");
+    cluster.reload(1);
+    let running = Running::start(&cluster, forced(&cluster, "300ms"), SORT);
     serving(&cluster, 1);
     running.assert_right(true);
     assert_eq!(event(&cluster, "LostCount"), 0);
@@ -183,6 +184,7 @@ fn a_probe_that_is_closed_while_idle_is_made_anew() {
         "no probe was closed"
     );
     cluster.configure(1, "idle_session_timeout", "0");
+    cluster.reload(1);
     damage_check(&cluster);
 }
 
@@ -192,17 +194,14 @@ fn a_replica_without_room_for_a_probe_is_waited_for() {
     let cluster = scene(1);
     cluster.psql(
         PRIMARY,
-        "CREATE ROLE l LOGIN CONNECTION LIMIT 1; GRANT parallel_replicas_link TO l;
-         CREATE USER MAPPING FOR postgres SERVER standby1
-             OPTIONS (user 'l', password_required 'false')",
+        "CREATE ROLE l LOGIN; GRANT parallel_replicas_link TO l;
+         ALTER USER MAPPING FOR postgres SERVER standby1
+             OPTIONS (ADD user 'l', ADD password_required 'false')",
     );
     cluster.wait_all_caught_up();
-    let mut client = forced(&cluster, "300ms");
-    client
-        .batch_execute("SET parallel_replicas.links_per_replica = 1")
-        .unwrap();
-    let running = Running::start(&cluster, client, SORT);
+    let running = Running::start(&cluster, forced(&cluster, "1s"), SORT);
     serving(&cluster, 1);
+    cluster.psql(PRIMARY, "ALTER ROLE l CONNECTION LIMIT 0");
     running.assert_right(true);
     assert_eq!(event(&cluster, "LostCount"), 0);
     assert!(
