@@ -55,6 +55,9 @@ fn every_server_sees_every_replica() {
     for node in [0, 1, 2] {
         let mut client = cluster.connect(node);
         wait_all_answer(&mut client);
+        wait_until(SOON, "the machine's load is known", || {
+            column(&mut client, "standby1", "(memory_used IS NOT NULL)") == "true"
+        });
         let row = client
             .query_one(
                 "SELECT role, timeline, lag_bytes, lag_ms, cpu_permille, memory_used, memory_limit,
