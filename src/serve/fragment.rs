@@ -51,6 +51,8 @@ struct Session {
     rows_frame: Vec<u8>,
     full_frames: Vec<Vec<u8>>,
     held_bytes: usize,
+    /// Scans that were left in mid-task.
+    left: Vec<u32>,
     /// Bytes of rows of the task in work that have left already.
     sent_bytes: u64,
     rows: u64,
@@ -438,7 +440,15 @@ fn next_task(scan: u32) -> Option<LinkTask> {
     }
     // A scan may be left in mid-task, when a join turns out to have an empty inner side. What was
     // left is not done, and what was given of it ahead is nobody's business here any more.
-    let done = SESSION.with_borrow_mut(|session| session.current.take());
+    let done = SESSION.with_borrow_mut(|session| {
+        let current = session.current.take();
+        if let Some(left) = current.as_ref().map(|current| current.report.scan)
+            && left != scan
+        {
+            session.left.push(left);
+        }
+        current
+    });
     match done.filter(|current| current.report.scan == scan) {
         Some(current) => {
             send_rows(true);
@@ -449,7 +459,7 @@ fn next_task(scan: u32) -> Option<LinkTask> {
     let started = now_micros();
     let frame = loop {
         match next_frame() {
-            ToReplica::Task { scan: left, .. } if left != scan => {}
+            ToReplica::Task { scan: of, .. } if of != scan && has_left(of) => {}
             frame => break frame,
         }
     };
@@ -486,6 +496,10 @@ fn next_task(scan: u32) -> Option<LinkTask> {
             ),
         }
     })
+}
+
+fn has_left(scan: u32) -> bool {
+    SESSION.with_borrow(|session| session.left.contains(&scan))
 }
 
 fn next_frame() -> ToReplica {

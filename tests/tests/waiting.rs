@@ -25,7 +25,7 @@ fn begun(scene: &mut Scene, begin: &Begin) -> Rogue {
     loop {
         match rogue.said() {
             Said::Frame(ToCoordinator::Request { .. }) => return rogue,
-            Said::Frame(ToCoordinator::Announcement(_)) => {}
+            Said::Frame(ToCoordinator::Announcement(_) | ToCoordinator::Progress) => {}
             other => panic!("a request was expected, this came: {other:?}"),
         }
     }
@@ -69,6 +69,9 @@ fn a_process_whose_rows_nobody_takes_gives_way_to_replay() {
         "INSERT INTO t SELECT i, i, repeat('x', 1000) FROM generate_series(1, 100000) i",
     );
     scene.cluster.wait_caught_up(STANDBY);
+    // Otherwise a task ends early, because its rows are large.
+    let client = scene.recorder.client();
+    client.batch_execute("SET work_mem = '1GB'").unwrap();
     let begin = scene.proven("SELECT id, name FROM t", ROWS + 100_000);
     let mut rogue = begun(&mut scene, &begin);
     rogue.send(&ToReplica::Task {
