@@ -9,5 +9,5 @@ echo '| what | bar | measured |'
 echo '|---|---|---|'
 for suite in simulator cost; do
     cargo test --quiet -p parallel_replicas_core --release --test "$suite" -- \
-        --include-ignored --nocapture --test-threads=1 | grep '^| '
+        --include-ignored --nocapture --test-threads=1 | sed -n 's/^\.*| /| /p'
 done

@@ -1,17 +1,17 @@
 //! What our nodes cost where only local workers take part.
 
+use crate::options::number;
 use crate::report::Row;
 use parallel_replicas_tests::{Cluster, PRIMARY};
 use postgres::Client;
 use std::time::{Duration, Instant};
 
-const ROUNDS: usize = 15;
-
 /// Full-table aggregates by local workers alone, through GranuleScan and ParallelReplicas (the one
 /// registered replica does not answer), against PostgreSQL's own parallel scan; and with no replica
 /// registered. The bar is a ratio of at most 1.03.
 pub fn run() -> Vec<Row> {
-    println!("3 million rows, 2 workers, {ROUNDS} runs of each side, by turns");
+    let rounds: usize = number("ROUNDS", 15);
+    println!("3 million rows, 2 workers, {rounds} runs of each side, by turns");
     let cluster = Cluster::builder()
         .autovacuum(false)
         .shared_buffers("1GB")
@@ -37,18 +37,24 @@ pub fn run() -> Vec<Row> {
     ];
     let mut rows = Vec::new();
     for query in queries {
-        rows.push(compare(&mut client, query, "no replica registered", 1));
+        rows.push(compare(
+            &mut client,
+            query,
+            "no replica registered",
+            1,
+            rounds,
+        ));
     }
     cluster.register_replica("nobody", 1);
     for query in queries {
-        rows.push(compare(&mut client, query, "local workers only", 2));
+        rows.push(compare(&mut client, query, "local workers only", 2, rounds));
     }
     rows
 }
 
-fn compare(client: &mut Client, query: &str, side: &str, mode: u8) -> Row {
+fn compare(client: &mut Client, query: &str, side: &str, mode: u8, rounds: usize) -> Row {
     let (mut baseline, mut subject) = (Vec::new(), Vec::new());
-    for _ in 0..ROUNDS {
+    for _ in 0..rounds {
         baseline.push(milliseconds(time(client, query, 0)));
         subject.push(milliseconds(time(client, query, mode)));
     }

@@ -1,10 +1,9 @@
 //! What the extension costs a load that it cannot help.
 
+use crate::options::number;
 use crate::report::Row;
 use parallel_replicas_tests::{Cluster, PRIMARY, SOON, StopMode, system, wait_until};
 use std::fs;
-
-const ROUNDS: usize = 31;
 
 /// `pgbench -S` with the extension preloaded, switched on and a replica registered, against a
 /// server without it: the bar is a ratio of throughput of at least 0.98.
@@ -12,7 +11,8 @@ const ROUNDS: usize = 31;
 /// Two servers of the same content differ by a few percent by themselves, so both sides run over one
 /// cluster's data, which is started for each round with or without the library.
 pub fn run() -> Vec<Row> {
-    println!("pgbench -S, 4 clients, {ROUNDS} pairs of rounds of 2 s each");
+    let rounds: usize = number("ROUNDS", 31);
+    println!("pgbench -S, 4 clients, {rounds} pairs of rounds of 2 s each");
     let mut cluster = Cluster::builder().autovacuum(false).start();
     pgbench(&cluster, false, &["-i", "-q", "-s", "10"]);
     cluster
@@ -24,7 +24,7 @@ pub fn run() -> Vec<Row> {
         .into_iter()
         .flat_map(|protocol| {
             let (mut baseline, mut subject) = (Vec::new(), Vec::new());
-            for round in 0..ROUNDS {
+            for round in 0..rounds {
                 // Either side goes first in half of the pairs.
                 for with in [round % 2 == 0, round % 2 != 0] {
                     let figures = measure(&mut cluster, protocol, with);
