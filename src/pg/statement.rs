@@ -1,17 +1,37 @@
-//! PostgreSQL's own way to execute a statement, for hooks that stand before it, and two numbers that
-//! they need for every statement: a guard would cost more than the look.
+//! PostgreSQL's own way to execute a statement, for hooks that stand before it, and what they
+//! ask for every statement: a guard would cost more than the look.
 //! All unguarded; the rule about destructors in `ffi` holds for every caller.
 
 #![allow(ffi_unwind_calls)]
 
 use pgrx::pg_sys;
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 
 unsafe extern "C-unwind" {
     #[link_name = "GetCurrentStatementStartTimestamp"]
     fn get_current_statement_start_timestamp() -> pg_sys::TimestampTz;
     #[link_name = "GetCurrentTransactionNestLevel"]
     fn get_current_transaction_nest_level() -> c_int;
+    #[link_name = "GetCurrentSubTransactionId"]
+    fn get_current_sub_transaction_id() -> pg_sys::SubTransactionId;
+    #[link_name = "RegisterXactCallback"]
+    pub fn register_transaction_callback(callback: pg_sys::XactCallback, arg: *mut c_void);
+    #[link_name = "RegisterSubXactCallback"]
+    pub fn register_subtransaction_callback(callback: pg_sys::SubXactCallback, arg: *mut c_void);
+    // relcache.c, lsyscache.c, list.c
+    #[link_name = "RelationIdGetRelation"]
+    pub fn open_locked_relation(relation: pg_sys::Oid) -> pg_sys::Relation;
+    #[link_name = "RelationClose"]
+    pub fn close_relation(relation: pg_sys::Relation);
+    #[link_name = "RelationGetIndexList"]
+    pub fn relation_indexes(relation: pg_sys::Relation) -> *mut pg_sys::List;
+    #[link_name = "RelationGetIndexPredicate"]
+    pub fn index_predicate(relation: pg_sys::Relation) -> *mut pg_sys::List;
+    #[link_name = "get_op_opfamily_strategy"]
+    pub fn operator_strategy(operator: pg_sys::Oid, family: pg_sys::Oid) -> c_int;
+    #[link_name = "list_free"]
+    pub fn free_list(list: *mut pg_sys::List);
+    // postgres.c and its fellows: the statement itself
     #[link_name = "standard_ExecutorStart"]
     pub fn standard_executor_start(query: *mut pg_sys::QueryDesc, eflags: c_int);
     #[link_name = "standard_ExecutorRun"]
@@ -48,4 +68,10 @@ pub fn message_start() -> pg_sys::TimestampTz {
 pub fn nest_level() -> i32 {
     // SAFETY: as above.
     unsafe { get_current_transaction_nest_level() }
+}
+
+/// The subtransaction that is going on.
+pub fn subtransaction() -> pg_sys::SubTransactionId {
+    // SAFETY: as above.
+    unsafe { get_current_sub_transaction_id() }
 }

@@ -1,11 +1,14 @@
 //! Whether replicas might help a query: the kind of statement, and the size of its tables.
 //!
-//! Every statement goes through here before it is planned, so nothing is allocated, and the disk is
-//! asked for a table's size only where the statistics do not settle it.
+//! Every statement goes through here before it is planned, so nothing is allocated, the disk is asked
+//! for a table's size only where the statistics do not settle it, and relations are looked at without
+//! pgrx's guard: no value with a destructor may be alive in here.
+
+#![allow(ffi_unwind_calls)]
 
 use super::{shippable, state};
 use crate::pg::plan::items;
-use crate::pg::proc;
+use crate::pg::{proc, statement};
 use pgrx::pg_sys;
 use std::ffi::{c_int, c_void};
 
@@ -53,7 +56,7 @@ pub unsafe fn finds_one_row(parse: *mut pg_sys::Query) -> bool {
         if (*rte).rtekind != pg_sys::RTEKind::RTE_RELATION {
             return false;
         }
-        let relation = pg_sys::RelationIdGetRelation((*rte).relid);
+        let relation = statement::open_locked_relation((*rte).relid);
         if relation.is_null() {
             return false;
         }
@@ -62,14 +65,14 @@ pub unsafe fn finds_one_row(parse: *mut pg_sys::Query) -> bool {
         // A key is unique in one table; a partitioned table's is in all of its partitions.
         let one_table = !(*rte).inh || !class.relhassubclass || class.relkind as u8 == b'p';
         if class.relhasindex && one_table {
-            let indexes = pg_sys::RelationGetIndexList(relation);
+            let indexes = statement::relation_indexes(relation);
             if !indexes.is_null() {
                 found = (0..(*indexes).length as usize)
                     .any(|place| is_unique_key((*(*indexes).elements.add(place)).oid_value, quals));
             }
-            pg_sys::list_free(indexes);
+            statement::free_list(indexes);
         }
-        pg_sys::RelationClose(relation);
+        statement::close_relation(relation);
         found
     }
 }
@@ -81,7 +84,7 @@ pub unsafe fn finds_one_row(parse: *mut pg_sys::Query) -> bool {
 unsafe fn is_unique_key(index: pg_sys::Oid, quals: *mut pg_sys::Node) -> bool {
     // SAFETY: as the caller says; closed again.
     unsafe {
-        let relation = pg_sys::RelationIdGetRelation(index);
+        let relation = statement::open_locked_relation(index);
         if relation.is_null() {
             return false;
         }
@@ -89,13 +92,13 @@ unsafe fn is_unique_key(index: pg_sys::Oid, quals: *mut pg_sys::Node) -> bool {
         let columns = form.indnkeyatts as usize;
         let found = form.indisunique
             && form.indisvalid
-            && pg_sys::RelationGetIndexPredicate(relation).is_null()
+            && statement::index_predicate(relation).is_null()
             && (0..columns).all(|place| {
                 let column = *form.indkey.values.as_ptr().add(place);
                 let family = *(*relation).rd_opfamily.add(place);
                 column > 0 && gives_value(quals, column, family)
             });
-        pg_sys::RelationClose(relation);
+        statement::close_relation(relation);
         found
     }
 }
@@ -122,7 +125,7 @@ unsafe fn gives_value(quals: *mut pg_sys::Node, column: i16, family: pg_sys::Oid
                 };
                 (is_column(left, column) && is_value(right)
                     || is_column(right, column) && is_value(left))
-                    && pg_sys::get_op_opfamily_strategy((*operation).opno, family)
+                    && statement::operator_strategy((*operation).opno, family)
                         == pg_sys::BTEqualStrategyNumber as c_int
             }
             _ => false,
@@ -224,7 +227,7 @@ unsafe fn is_large(relid: pg_sys::Oid, least_pages: u32) -> bool {
     }
     // SAFETY: as the caller says; closed again.
     unsafe {
-        let relation = pg_sys::RelationIdGetRelation(relid);
+        let relation = statement::open_locked_relation(relid);
         if relation.is_null() {
             return false;
         }
@@ -241,7 +244,7 @@ unsafe fn is_large(relid: pg_sys::Oid, least_pages: u32) -> bool {
             }
             _ => false,
         };
-        pg_sys::RelationClose(relation);
+        statement::close_relation(relation);
         large
     }
 }

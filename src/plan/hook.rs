@@ -53,8 +53,51 @@ unsafe fn plan_without(
     }
 }
 
-#[pgrx::pg_guard]
+/// Unguarded for the statements that replicas have nothing to do with.
 unsafe extern "C-unwind" fn planner(
+    parse: *mut pg_sys::Query,
+    query_string: *const c_char,
+    cursor_options: c_int,
+    bound_params: pg_sys::ParamListInfo,
+) -> *mut pg_sys::PlannedStmt {
+    // SAFETY: PostgreSQL's own arguments; nothing with a destructor lives in this frame.
+    unsafe {
+        let mode = settings::mode();
+        if mode == Mode::Off {
+            state::set_explained(false);
+            return plan_without(parse, query_string, cursor_options, bound_params);
+        }
+        if mode == Mode::On
+            && !state::is_explained()
+            && !state::is_active()
+            && !settings::is_hidden_from_explain()
+            && candidate::finds_one_row(parse)
+        {
+            return plan_marked(parse, query_string, cursor_options, bound_params);
+        }
+        plan_with_replicas(parse, query_string, cursor_options, bound_params)
+    }
+}
+
+/// Plans without replicas, and so that whatever is planned meanwhile knows that it is part of it.
+///
+/// # Safety
+/// The planner's own arguments; no value with a destructor may be alive.
+unsafe fn plan_marked(
+    parse: *mut pg_sys::Query,
+    query_string: *const c_char,
+    cursor_options: c_int,
+    bound_params: pg_sys::ParamListInfo,
+) -> *mut pg_sys::PlannedStmt {
+    let marker = state::push_marker();
+    // SAFETY: as the caller says.
+    let statement = unsafe { plan_without(parse, query_string, cursor_options, bound_params) };
+    state::pop_marker(marker);
+    statement
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn plan_with_replicas(
     parse: *mut pg_sys::Query,
     query_string: *const c_char,
     cursor_options: c_int,
@@ -63,47 +106,29 @@ unsafe extern "C-unwind" fn planner(
     // SAFETY: PostgreSQL's own arguments; nothing with a destructor lives across the unguarded
     // calls (`Attempt` is plain numbers).
     unsafe {
-        if settings::mode() == Mode::Off {
-            state::set_explained(false);
-            return plan_without(parse, query_string, cursor_options, bound_params);
-        }
         if let Some(nested) = begin_nested() {
             let statement = plan_without(parse, query_string, cursor_options, bound_params);
             end_nested(nested);
             return statement;
         }
         if settings::is_hidden_from_explain() && is_for_explain() {
-            let marker = state::push_marker();
-            let statement = plan_without(parse, query_string, cursor_options, bound_params);
-            state::pop_marker(marker);
-            return statement;
+            return plan_marked(parse, query_string, cursor_options, bound_params);
         }
         if settings::mode() == Mode::On && !state::is_explained() {
-            if !candidate::finds_one_row(parse)
-                && candidate::is_candidate(parse, cursor_options, false)
-            {
+            if candidate::is_candidate(parse, cursor_options, false) {
                 return plan_plainly_first(parse, query_string, cursor_options, bound_params);
             }
-            let marker = state::push_marker();
-            let statement = plan_without(parse, query_string, cursor_options, bound_params);
-            state::pop_marker(marker);
-            return statement;
+            return plan_marked(parse, query_string, cursor_options, bound_params);
         }
         let Some(attempt) = begin(parse, cursor_options) else {
-            let marker = state::push_marker();
-            let statement = plan_without(parse, query_string, cursor_options, bound_params);
-            state::pop_marker(marker);
-            return statement;
+            return plan_marked(parse, query_string, cursor_options, bound_params);
         };
         let copy = pg_sys::copyObjectImpl(parse.cast()).cast::<pg_sys::Query>();
         let statement = plan_without(parse, query_string, cursor_options, bound_params);
         if finish(attempt, statement) {
             return statement;
         }
-        let marker = state::push_marker();
-        let statement = plan_without(copy, query_string, cursor_options, bound_params);
-        state::pop_marker(marker);
-        statement
+        plan_marked(copy, query_string, cursor_options, bound_params)
     }
 }
 
@@ -122,9 +147,7 @@ unsafe fn plan_plainly_first(
     // SAFETY: as the caller says; nothing with a destructor lives across the unguarded calls.
     unsafe {
         let copy = pg_sys::copyObjectImpl(parse.cast()).cast::<pg_sys::Query>();
-        let marker = state::push_marker();
-        let plain = plan_without(parse, query_string, cursor_options, bound_params);
-        state::pop_marker(marker);
+        let plain = plan_marked(parse, query_string, cursor_options, bound_params);
         if (*(*plain).planTree).total_cost <= pg_sys::parallel_setup_cost + settings::setup_cost() {
             return plain;
         }

@@ -30,24 +30,33 @@ pub fn init() {
     }
 }
 
-#[pgrx::pg_guard]
+/// Unguarded where no replicas are asked for.
+#[allow(ffi_unwind_calls)]
 unsafe extern "C-unwind" fn set_rel_pathlist(
     root: *mut pg_sys::PlannerInfo,
     rel: *mut pg_sys::RelOptInfo,
     rti: pg_sys::Index,
     rte: *mut pg_sys::RangeTblEntry,
 ) {
-    // SAFETY: the planner's own arguments; the previous hook goes through pgrx's guard.
+    // SAFETY: the planner's own arguments; nothing with a destructor lives in this frame.
     unsafe {
         if let Some(previous) = PREVIOUS {
-            pg_sys::ffi::pg_guard_ffi_boundary(|| {
-                #[allow(ffi_unwind_calls)]
-                previous(root, rel, rti, rte)
-            });
+            previous(root, rel, rti, rte);
         }
-        if !state::is_active() || (*rte).rtekind != pg_sys::RTEKind::RTE_RELATION || (*rte).inh {
-            return;
+        if state::is_active() && (*rte).rtekind == pg_sys::RTEKind::RTE_RELATION && !(*rte).inh {
+            add_path(root, rel, rte);
         }
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn add_path(
+    root: *mut pg_sys::PlannerInfo,
+    rel: *mut pg_sys::RelOptInfo,
+    rte: *mut pg_sys::RangeTblEntry,
+) {
+    // SAFETY: the planner's own arguments.
+    unsafe {
         match consider(root, rel, rte) {
             Verdict::NotOurs => {}
             Verdict::Refused(why) => {

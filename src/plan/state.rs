@@ -4,8 +4,11 @@
 //! form a stack; each belongs to the (sub)transaction that pushed it, so that an ERROR, which
 //! never returns to the hook, cannot leave one behind.
 
+#![allow(ffi_unwind_calls)]
+
 use super::private::Refused;
 use crate::cluster::Replica;
+use crate::pg::statement;
 use crate::settings;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
@@ -112,8 +115,7 @@ pub struct Start {
 /// Pushes an entry and returns its position.
 pub fn push(start: Start) -> usize {
     register_callbacks();
-    // SAFETY: reads this backend's transaction state.
-    let subtransaction = unsafe { pg_sys::GetCurrentSubTransactionId() };
+    let subtransaction = statement::subtransaction();
     STACK.with_borrow_mut(|stack| {
         stack.push(Entry::Attempt(Planning {
             force: start.force,
@@ -148,8 +150,7 @@ pub fn pop(position: usize) -> Option<Planning> {
 /// Pushes an entry for a planner call that has nothing to do with replicas.
 pub fn push_marker() -> usize {
     register_callbacks();
-    // SAFETY: reads this backend's transaction state.
-    let subtransaction = unsafe { pg_sys::GetCurrentSubTransactionId() };
+    let subtransaction = statement::subtransaction();
     STACK.with_borrow_mut(|stack| {
         stack.push(Entry::Marker(subtransaction));
         stack.len() - 1
@@ -221,12 +222,15 @@ fn register_callbacks() {
     }
     // SAFETY: the callbacks live as long as the process.
     unsafe {
-        pg_sys::RegisterXactCallback(Some(at_transaction_end), std::ptr::null_mut());
-        pg_sys::RegisterSubXactCallback(Some(at_subtransaction_end), std::ptr::null_mut());
+        statement::register_transaction_callback(Some(at_transaction_end), std::ptr::null_mut());
+        statement::register_subtransaction_callback(
+            Some(at_subtransaction_end),
+            std::ptr::null_mut(),
+        );
     }
 }
 
-#[pgrx::pg_guard]
+/// Unguarded, as its fellow: nothing in them raises an error.
 unsafe extern "C-unwind" fn at_transaction_end(
     event: pg_sys::XactEvent::Type,
     _context: *mut c_void,
@@ -236,7 +240,6 @@ unsafe extern "C-unwind" fn at_transaction_end(
     }
 }
 
-#[pgrx::pg_guard]
 unsafe extern "C-unwind" fn at_subtransaction_end(
     event: pg_sys::SubXactEvent::Type,
     subtransaction: pg_sys::SubTransactionId,

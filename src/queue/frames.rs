@@ -4,6 +4,7 @@
 //! the leaving, so frames say themselves when they are dead: all frames belong to one message of the
 //! client, told by its start time, and those entered inside a subtransaction die with it.
 
+use super::holders;
 use crate::pg::statement::{message_start, nest_level};
 use pgrx::pg_sys;
 use std::cell::RefCell;
@@ -35,6 +36,7 @@ thread_local! {
 
 /// Enters a frame; the result is for [`leave`].
 pub fn enter(frame: Frame) -> usize {
+    holders::watch_ends();
     let message = message_start();
     let nest_level = nest_level();
     FRAMES.with_borrow_mut(|frames| {

@@ -61,11 +61,16 @@ thread_local! {
     static TABLE: Cell<pg_sys::Oid> = const { Cell::new(pg_sys::InvalidOid) };
     /// The callback for invalidations is there: it is a process's own.
     static WATCHING: Cell<bool> = const { Cell::new(false) };
+    /// Those for the ends of transactions are there.
+    static CALLBACKS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Installs the callbacks. Once, from the library's initialisation.
-pub fn init() {
-    // SAFETY: single-threaded start of the server; the functions live as long as the process.
+/// Has the ends of this backend's transactions noticed, from its first change on.
+fn watch_ends() {
+    if CALLBACKS.replace(true) {
+        return;
+    }
+    // SAFETY: the functions live as long as the process.
     unsafe {
         pg_sys::RegisterXactCallback(Some(transaction_event), std::ptr::null_mut());
         pg_sys::RegisterSubXactCallback(Some(subtransaction_event), std::ptr::null_mut());
@@ -302,6 +307,7 @@ pub fn change(definition: Definition, dropped: bool) {
             "Drop groups that nobody needs.",
         );
     }
+    watch_ends();
     // SAFETY: reads this backend's transaction state.
     let subtransaction = unsafe { pg_sys::GetCurrentSubTransactionId() };
     CHANGES.with_borrow_mut(|changes| {

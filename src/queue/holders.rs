@@ -40,15 +40,20 @@ const TOP_SUBTRANSACTION: pg_sys::SubTransactionId = 1;
 
 thread_local! {
     static HOLDERS: RefCell<Vec<Holder>> = const { RefCell::new(Vec::new()) };
-    static EXIT_CALLBACK: Cell<bool> = const { Cell::new(false) };
+    static CALLBACKS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Installs the callbacks, which every backend inherits. Once, from the library's initialisation.
-pub fn init() {
-    // SAFETY: single-threaded start of the server; the functions live as long as the process.
+/// Has this backend's ends noticed, from the first frame or holder on. A backend that never queues
+/// pays nothing.
+pub fn watch_ends() {
+    if CALLBACKS.replace(true) {
+        return;
+    }
+    // SAFETY: the functions live as long as the process.
     unsafe {
         pg_sys::RegisterXactCallback(Some(transaction_event), std::ptr::null_mut());
         pg_sys::RegisterSubXactCallback(Some(subtransaction_event), std::ptr::null_mut());
+        pg_sys::before_shmem_exit(Some(process_exit), pg_sys::Datum::null());
     }
 }
 
@@ -70,15 +75,11 @@ pub fn slots() -> u32 {
 
 /// Adds a holder. Before it asks for slots: so whatever happens then, they are given back.
 pub fn add(what: What, slots: u32) {
-    // SAFETY: a static function; reads this backend's transaction state.
-    let subtransaction = unsafe {
-        if !EXIT_CALLBACK.replace(true) {
-            pg_sys::before_shmem_exit(Some(process_exit), pg_sys::Datum::null());
-        }
-        match what {
-            What::Transaction => TOP_SUBTRANSACTION,
-            What::Query(_) | What::Utility => pg_sys::GetCurrentSubTransactionId(),
-        }
+    watch_ends();
+    let subtransaction = match what {
+        What::Transaction => TOP_SUBTRANSACTION,
+        // SAFETY: reads this backend's transaction state.
+        What::Query(_) | What::Utility => unsafe { pg_sys::GetCurrentSubTransactionId() },
     };
     HOLDERS.with_borrow_mut(|holders| {
         holders.push(Holder {

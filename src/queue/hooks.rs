@@ -1,7 +1,8 @@
 //! The hooks: where statements begin and end.
 //!
-//! With the queue off each costs a branch. Calls into the executor are unguarded (see `pg::ffi`):
-//! nothing with a destructor lives across them.
+//! With the queue off each costs a branch, and not even pgrx's guard stands between PostgreSQL and
+//! PostgreSQL: every hook is a pair, of which the guarded half is for the queue. Calls into the
+//! executor are unguarded (see `pg::ffi`): nothing with a destructor lives across them.
 
 #![allow(ffi_unwind_calls)]
 
@@ -54,33 +55,15 @@ pub fn init() {
     }
 }
 
-#[inline]
-fn enter(frame: Frame) -> Option<usize> {
-    settings::is_on().then(|| frames::enter(frame))
-}
-
-#[inline]
-fn leave(position: Option<usize>) {
-    if let Some(position) = position {
-        frames::leave(position);
-    }
-}
-
 /// The executor works on a query until [`pause`].
-#[inline]
-fn resume(query: *const pg_sys::QueryDesc) -> Option<usize> {
-    settings::is_on().then(|| {
-        holders::resume(query);
-        frames::enter(Frame::Executor)
-    })
+fn resume(query: *const pg_sys::QueryDesc) -> usize {
+    holders::resume(query);
+    frames::enter(Frame::Executor)
 }
 
-#[inline]
-fn pause(query: *const pg_sys::QueryDesc, position: Option<usize>) {
-    if let Some(position) = position {
-        holders::pause(query);
-        frames::leave(position);
-    }
+fn pause(query: *const pg_sys::QueryDesc, position: usize) {
+    holders::pause(query);
+    frames::leave(position);
 }
 
 /// Does this session queue at all?
@@ -94,41 +77,63 @@ fn may_queue() -> bool {
     }
 }
 
-#[pgrx::pg_guard]
 unsafe extern "C-unwind" fn planner(
     parse: *mut pg_sys::Query,
     query_string: *const c_char,
     cursor_options: c_int,
     bound_params: pg_sys::ParamListInfo,
 ) -> *mut pg_sys::PlannedStmt {
+    let next = if settings::is_on() {
+        planner_queued
+    } else {
+        // SAFETY: written once, when the server started.
+        unsafe { PREVIOUS_PLANNER }.unwrap_or(ffi::standard_planner_unguarded)
+    };
     // SAFETY: PostgreSQL's own arguments.
-    unsafe {
-        let frame = enter(Frame::Planner);
-        let statement = match PREVIOUS_PLANNER {
-            Some(previous) => previous(parse, query_string, cursor_options, bound_params),
-            None => {
-                ffi::standard_planner_unguarded(parse, query_string, cursor_options, bound_params)
-            }
-        };
-        leave(frame);
-        statement
-    }
+    unsafe { next(parse, query_string, cursor_options, bound_params) }
 }
 
 #[pgrx::pg_guard]
+unsafe extern "C-unwind" fn planner_queued(
+    parse: *mut pg_sys::Query,
+    query_string: *const c_char,
+    cursor_options: c_int,
+    bound_params: pg_sys::ParamListInfo,
+) -> *mut pg_sys::PlannedStmt {
+    let frame = frames::enter(Frame::Planner);
+    // SAFETY: PostgreSQL's own arguments.
+    let statement = unsafe {
+        PREVIOUS_PLANNER.unwrap_or(ffi::standard_planner_unguarded)(
+            parse,
+            query_string,
+            cursor_options,
+            bound_params,
+        )
+    };
+    frames::leave(frame);
+    statement
+}
+
 unsafe extern "C-unwind" fn executor_start(query: *mut pg_sys::QueryDesc, eflags: c_int) {
+    let next = if settings::is_on() {
+        executor_start_queued
+    } else {
+        // SAFETY: written once, when the server started.
+        unsafe { PREVIOUS_START }.unwrap_or(statement::standard_executor_start)
+    };
+    // SAFETY: PostgreSQL's own arguments.
+    unsafe { next(query, eflags) }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn executor_start_queued(query: *mut pg_sys::QueryDesc, eflags: c_int) {
     // SAFETY: PostgreSQL's own arguments.
     unsafe {
-        if settings::is_on() {
-            admit_query(query, eflags);
-        }
+        admit_query(query, eflags);
         // Pruning may execute functions whose queries are part of this one.
-        let frame = enter(Frame::Executor);
-        match PREVIOUS_START {
-            Some(previous) => previous(query, eflags),
-            None => statement::standard_executor_start(query, eflags),
-        }
-        leave(frame);
+        let frame = frames::enter(Frame::Executor);
+        PREVIOUS_START.unwrap_or(statement::standard_executor_start)(query, eflags);
+        frames::leave(frame);
     }
 }
 
@@ -165,55 +170,81 @@ unsafe fn admit_query(query: *mut pg_sys::QueryDesc, eflags: c_int) {
     }
 }
 
-#[pgrx::pg_guard]
 unsafe extern "C-unwind" fn executor_run(
     query: *mut pg_sys::QueryDesc,
     direction: pg_sys::ScanDirection::Type,
     count: u64,
     execute_once: bool,
 ) {
+    let next = if settings::is_on() {
+        executor_run_queued
+    } else {
+        // SAFETY: written once, when the server started.
+        unsafe { PREVIOUS_RUN }.unwrap_or(statement::standard_executor_run)
+    };
     // SAFETY: PostgreSQL's own arguments.
-    unsafe {
-        let frame = resume(query);
-        match PREVIOUS_RUN {
-            Some(previous) => previous(query, direction, count, execute_once),
-            None => statement::standard_executor_run(query, direction, count, execute_once),
-        }
-        pause(query, frame);
-    }
+    unsafe { next(query, direction, count, execute_once) }
 }
 
 #[pgrx::pg_guard]
+unsafe extern "C-unwind" fn executor_run_queued(
+    query: *mut pg_sys::QueryDesc,
+    direction: pg_sys::ScanDirection::Type,
+    count: u64,
+    execute_once: bool,
+) {
+    let frame = resume(query);
+    // SAFETY: PostgreSQL's own arguments.
+    unsafe {
+        PREVIOUS_RUN.unwrap_or(statement::standard_executor_run)(
+            query,
+            direction,
+            count,
+            execute_once,
+        )
+    };
+    pause(query, frame);
+}
+
 unsafe extern "C-unwind" fn executor_finish(query: *mut pg_sys::QueryDesc) {
+    let next = if settings::is_on() {
+        executor_finish_queued
+    } else {
+        // SAFETY: written once, when the server started.
+        unsafe { PREVIOUS_FINISH }.unwrap_or(statement::standard_executor_finish)
+    };
     // SAFETY: PostgreSQL's own arguments.
-    unsafe {
-        let frame = resume(query);
-        match PREVIOUS_FINISH {
-            Some(previous) => previous(query),
-            None => statement::standard_executor_finish(query),
-        }
-        pause(query, frame);
-    }
+    unsafe { next(query) }
 }
 
 #[pgrx::pg_guard]
+unsafe extern "C-unwind" fn executor_finish_queued(query: *mut pg_sys::QueryDesc) {
+    let frame = resume(query);
+    // SAFETY: PostgreSQL's own argument.
+    unsafe { PREVIOUS_FINISH.unwrap_or(statement::standard_executor_finish)(query) };
+    pause(query, frame);
+}
+
 unsafe extern "C-unwind" fn executor_end(query: *mut pg_sys::QueryDesc) {
+    // What was admitted ends after the queue was switched off, too.
+    let next = if settings::is_on() || !holders::is_empty() {
+        executor_end_queued
+    } else {
+        // SAFETY: written once, when the server started.
+        unsafe { PREVIOUS_END }.unwrap_or(statement::standard_executor_end)
+    };
     // SAFETY: PostgreSQL's own arguments.
-    unsafe {
-        if settings::is_on() {
-            holders::resume(query);
-        }
-        match PREVIOUS_END {
-            Some(previous) => previous(query),
-            None => statement::standard_executor_end(query),
-        }
-    }
-    if !holders::is_empty() {
-        holders::end(What::Query(query));
-    }
+    unsafe { next(query) }
 }
 
 #[pgrx::pg_guard]
+unsafe extern "C-unwind" fn executor_end_queued(query: *mut pg_sys::QueryDesc) {
+    holders::resume(query);
+    // SAFETY: PostgreSQL's own argument.
+    unsafe { PREVIOUS_END.unwrap_or(statement::standard_executor_end)(query) };
+    holders::end(What::Query(query));
+}
+
 #[allow(clippy::too_many_arguments)]
 unsafe extern "C-unwind" fn process_utility(
     planned: *mut pg_sys::PlannedStmt,
@@ -225,38 +256,54 @@ unsafe extern "C-unwind" fn process_utility(
     dest: *mut pg_sys::DestReceiver,
     completion: *mut pg_sys::QueryCompletion,
 ) {
+    let next = if settings::is_on() {
+        process_utility_queued
+    } else {
+        // SAFETY: written once, when the server started.
+        unsafe { PREVIOUS_UTILITY }.unwrap_or(statement::standard_process_utility)
+    };
     // SAFETY: PostgreSQL's own arguments.
     unsafe {
-        let on = settings::is_on();
-        let holds = on && admit_utility(planned);
-        let frame = if on {
-            Some(frames::enter(frame((*planned).utilityStmt)))
-        } else {
-            None
-        };
-        match PREVIOUS_UTILITY {
-            Some(previous) => previous(
-                planned,
-                query_string,
-                read_only_tree,
-                context,
-                params,
-                environment,
-                dest,
-                completion,
-            ),
-            None => statement::standard_process_utility(
-                planned,
-                query_string,
-                read_only_tree,
-                context,
-                params,
-                environment,
-                dest,
-                completion,
-            ),
-        }
-        leave(frame);
+        next(
+            planned,
+            query_string,
+            read_only_tree,
+            context,
+            params,
+            environment,
+            dest,
+            completion,
+        );
+    }
+}
+
+#[pgrx::pg_guard]
+#[allow(clippy::too_many_arguments)]
+unsafe extern "C-unwind" fn process_utility_queued(
+    planned: *mut pg_sys::PlannedStmt,
+    query_string: *const c_char,
+    read_only_tree: bool,
+    context: pg_sys::ProcessUtilityContext::Type,
+    params: pg_sys::ParamListInfo,
+    environment: *mut pg_sys::QueryEnvironment,
+    dest: *mut pg_sys::DestReceiver,
+    completion: *mut pg_sys::QueryCompletion,
+) {
+    // SAFETY: PostgreSQL's own arguments.
+    unsafe {
+        let holds = admit_utility(planned);
+        let frame = frames::enter(frame((*planned).utilityStmt));
+        PREVIOUS_UTILITY.unwrap_or(statement::standard_process_utility)(
+            planned,
+            query_string,
+            read_only_tree,
+            context,
+            params,
+            environment,
+            dest,
+            completion,
+        );
+        frames::leave(frame);
         if holds {
             holders::end(What::Utility);
         }

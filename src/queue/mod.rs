@@ -27,8 +27,6 @@ mod wait;
 /// Installs everything. Once, from the library's initialisation, after the planner's hooks.
 pub fn init() {
     shared::init();
-    holders::init();
-    groups::init();
     hooks::init();
 }
 

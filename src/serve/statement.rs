@@ -24,15 +24,20 @@ pub fn init() {
     }
 }
 
-#[pgrx::pg_guard]
+/// Unguarded for all statements but CALL.
 unsafe extern "C-unwind" fn post_parse_analyze(
     state: *mut pg_sys::ParseState,
     query: *mut pg_sys::Query,
     jumble: *mut pg_sys::JumbleState,
 ) {
-    // SAFETY: PostgreSQL's own arguments; nothing with a destructor lives across the unguarded call.
+    // SAFETY: PostgreSQL's own arguments; nothing with a destructor lives across the unguarded calls.
     unsafe {
-        if (*query).queryId != 0 && calls_serve((*query).utilityStmt) {
+        let utility = (*query).utilityStmt;
+        if (*query).queryId != 0
+            && !utility.is_null()
+            && (*utility).type_ == pg_sys::NodeTag::T_CallStmt
+            && calls_serve(utility.cast())
+        {
             (*query).queryId = CALL_IDENTIFIER;
         }
         if let Some(previous) = PREVIOUS {
@@ -42,14 +47,12 @@ unsafe extern "C-unwind" fn post_parse_analyze(
 }
 
 /// # Safety
-/// `utility` is null or a valid statement.
-unsafe fn calls_serve(utility: *mut pg_sys::Node) -> bool {
-    // SAFETY: as the caller says; the tag tells the type. Analysis has found the procedure.
+/// `statement` is a valid CALL, whose procedure analysis has found.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn calls_serve(statement: *mut pg_sys::CallStmt) -> bool {
+    // SAFETY: as the caller says.
     unsafe {
-        if utility.is_null() || (*utility).type_ != pg_sys::NodeTag::T_CallStmt {
-            return false;
-        }
-        let call = (*utility.cast::<pg_sys::CallStmt>()).funcexpr;
+        let call = (*statement).funcexpr;
         if call.is_null() {
             return false;
         }
