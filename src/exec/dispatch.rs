@@ -8,6 +8,7 @@ use super::give_back::Demands;
 use super::granule_scan::{self, GranuleScanState};
 use super::health;
 use super::link::Link;
+use super::memory;
 use super::tasks;
 use super::watch::Watch;
 use crate::cluster::{self, Replica};
@@ -157,6 +158,7 @@ impl Dispatch {
                 .collect(),
             scope,
         };
+        memory::keep();
         let known = cluster::all_replicas();
         let mut links = Vec::with_capacity(replicas.len() * per_replica);
         for (index, planned) in replicas.iter().enumerate() {
@@ -329,6 +331,7 @@ impl Dispatch {
         for link in &mut self.links {
             link.abandon(&mut self.shared);
         }
+        memory::give_back(self.links.iter().map(|link| link.bytes).sum());
     }
 
     /// Counts what became of the links' replicas.

@@ -13,6 +13,7 @@ mod health;
 mod held_rows;
 mod link;
 mod local;
+mod memory;
 mod merge;
 pub mod parallel_replicas;
 mod probe;

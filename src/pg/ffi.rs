@@ -91,6 +91,9 @@ unsafe extern "C-unwind" {
         slot: *mut pg_sys::TupleTableSlot,
         should_free: bool,
     ) -> *mut pg_sys::TupleTableSlot;
+    // mcxt.c
+    #[link_name = "pfree"]
+    pub fn free(pointer: *mut c_void);
     // postgres.c
     #[link_name = "ProcessInterrupts"]
     fn process_interrupts();

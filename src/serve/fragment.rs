@@ -22,13 +22,21 @@ use pgrx::pg_sys;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ffi::{CString, c_void};
+use std::mem::offset_of;
 
 /// Bytes of rows that are kept until no page of the scan is pinned, which is a few pages later. Only
 /// rows that multiply beyond this within those pages leave earlier.
 const HELD_BYTES_MAX: usize = 64 << 20;
-/// Bytes of rows that are kept until the end of their task; beyond this they leave where no page is
-/// pinned. Far below [`HELD_BYTES_MAX`], so that this comes first.
-const TASK_BYTES_MAX: usize = 4 << 20;
+/// Rows leave at the end of their task, and where no page is pinned as soon as there are so many
+/// bytes of them: few enough to be still in the processor's cache. Far below [`HELD_BYTES_MAX`], so that
+/// this comes first.
+const SEND_BYTES: usize = 256 << 10;
+/// Memory of sent frames that is kept for the next ones.
+const SPARE_FRAMES: usize = 2 * SEND_BYTES / ROWS_TARGET_BYTES;
+
+/// MINIMAL_TUPLE_OFFSET of htup_details.h: what a heap tuple has more at its front than a minimal tuple.
+const MINIMAL_TUPLE_OFFSET: usize = offset_of!(pg_sys::HeapTupleHeaderData, t_infomask2)
+    - offset_of!(pg_sys::MinimalTupleData, t_infomask2);
 
 /// Words after a plan's text for a reader that misses some.
 const READER_SLACK_WORDS: usize = 1 << 16;
@@ -50,6 +58,7 @@ struct Session {
     /// The rows frame that is being filled, and full ones.
     rows_frame: Vec<u8>,
     full_frames: Vec<Vec<u8>>,
+    spare_frames: Vec<Vec<u8>>,
     held_bytes: usize,
     /// Scans that were left in mid-task.
     left: Vec<u32>,
@@ -367,36 +376,62 @@ unsafe fn run(query: *mut pg_sys::QueryDesc) {
             if executor::is_null(slot) {
                 break;
             }
-            let mut should_free = false;
-            let tuple = ffi::exec_fetch_slot_minimal_tuple(slot, &mut should_free);
-            if push_row(tuple) {
+            let full = match heap_tuple(slot) {
+                Some(tuple) => push_row(tuple),
+                None => {
+                    let mut should_free = false;
+                    let tuple = ffi::exec_fetch_slot_minimal_tuple(slot, &mut should_free);
+                    let bytes = std::slice::from_raw_parts(tuple.cast(), (*tuple).t_len as usize);
+                    let full = push_row(bytes);
+                    if should_free {
+                        ffi::free(tuple.cast());
+                    }
+                    full
+                }
+            };
+            if full {
                 send_rows_guarded();
-            }
-            if should_free {
-                pg_sys::pfree(tuple.cast());
             }
         }
         pg_sys::CurrentMemoryContext = old;
     }
 }
 
-/// Adds a row to the frames; true if so much has gathered that it must leave now.
+/// The part of a table's row that makes a minimal tuple, where it lies; None if the slot holds something
+/// else. Saves a copy of every row that passes unchanged.
 ///
 /// # Safety
-/// `tuple` is a valid minimal tuple.
-unsafe fn push_row(tuple: *const pg_sys::MinimalTupleData) -> bool {
+/// `slot` holds a row, and keeps it as long as the result is used.
+unsafe fn heap_tuple<'a>(slot: *mut pg_sys::TupleTableSlot) -> Option<&'a [u8]> {
+    // SAFETY: as the caller says; the operations tell the slot's type.
+    unsafe {
+        if (*slot).tts_ops != &raw const pg_sys::TTSOpsBufferHeapTuple {
+            return None;
+        }
+        let tuple = (*slot.cast::<pg_sys::HeapTupleTableSlot>()).tuple;
+        if tuple.is_null() {
+            return None;
+        }
+        let bytes = std::slice::from_raw_parts((*tuple).t_data.cast(), (*tuple).t_len as usize);
+        bytes.get(MINIMAL_TUPLE_OFFSET..)
+    }
+}
+
+/// Adds a row, a minimal tuple but for its length, to the frames; true if so much has gathered that it
+/// must leave now.
+fn push_row(tuple: &[u8]) -> bool {
     SESSION.with_borrow_mut(|session| {
-        // SAFETY: as the caller says.
-        let bytes =
-            unsafe { std::slice::from_raw_parts(tuple.cast::<u8>(), (*tuple).t_len as usize) };
         if session.rows_frame.is_empty() {
             frame::start_rows(&mut session.rows_frame);
         }
-        frame::push_row(&mut session.rows_frame, bytes);
+        frame::push_row(&mut session.rows_frame, tuple);
         session.rows += 1;
         if session.rows_frame.len() >= ROWS_TARGET_BYTES {
             session.held_bytes += session.rows_frame.len();
-            let next = Vec::with_capacity(ROWS_TARGET_BYTES + 4096);
+            let next = session
+                .spare_frames
+                .pop()
+                .unwrap_or_else(|| Vec::with_capacity(ROWS_TARGET_BYTES + 4096));
             session
                 .full_frames
                 .push(std::mem::replace(&mut session.rows_frame, next));
@@ -421,9 +456,16 @@ fn send_rows(all: bool) {
         session.sent_bytes += frames.iter().map(|rows| rows.len() as u64).sum::<u64>();
         frames
     });
-    for rows in frames {
+    for mut rows in frames {
         copy_both::send_bytes(&rows);
         copy_both::flush();
+        rows.clear();
+        SESSION.with_borrow_mut(|session| {
+            if session.spare_frames.len() < SPARE_FRAMES && rows.capacity() <= 2 * ROWS_TARGET_BYTES
+            {
+                session.spare_frames.push(rows);
+            }
+        });
     }
 }
 
@@ -592,7 +634,7 @@ fn show_life() {
 /// Called between two pieces of a scan, when it has no page pinned.
 fn boundary(scan: u32, next_block: u32, at_granule: bool) -> Boundary {
     let (stopped, many) =
-        SESSION.with_borrow(|session| (session.stopped, session.unsent_bytes() > TASK_BYTES_MAX));
+        SESSION.with_borrow(|session| (session.stopped, session.unsent_bytes() > SEND_BYTES));
     if stopped {
         return Boundary::Stop;
     }

@@ -21,7 +21,7 @@ pub const FRAME_HEADER_BYTES: usize = 8;
 /// Largest control frame, bytes. A plan with thousands of constants stays well below.
 pub const MAX_CONTROL_BYTES: usize = 64 << 20;
 /// A replica sends its rows when it has collected this many bytes.
-pub const ROWS_TARGET_BYTES: usize = 128 << 10;
+pub const ROWS_TARGET_BYTES: usize = 64 << 10;
 
 /// What went wrong with a frame; it ends the link, never the server.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -274,10 +274,12 @@ pub fn is_rows(bytes: &[u8]) -> bool {
     bytes.len() >= FRAME_HEADER_BYTES && bytes[0] == ROWS_TAG
 }
 
-/// Appends one tuple, whose first four bytes are its length in native byte order (as a minimal
+/// Appends one tuple, whose first four bytes become its length in native byte order (as a minimal
 /// tuple's are), and pads it.
 pub fn push_row(buffer: &mut Vec<u8>, tuple: &[u8]) {
+    let start = buffer.len();
     buffer.extend_from_slice(tuple);
+    buffer[start..start + 4].copy_from_slice(&(tuple.len() as u32).to_ne_bytes());
     let padded = buffer.len().next_multiple_of(8);
     buffer.resize(padded, 0);
 }
