@@ -16,6 +16,8 @@ CREATE VIEW parallel_replicas.query_log AS
            q.granules_stolen_by_hash, q.granules_stolen_rest, q.granules_lost, q.rows, q.bytes,
            make_interval(secs => q.replay_wait_us / 1e6) AS replay_wait,
            make_interval(secs => q.wait_us / 1e6) AS wait,
+           nullif(q.slots, 0) AS slots,
+           CASE WHEN q.slots > 0 THEN make_interval(secs => q.pending_ms / 1e3) END AS pending,
            q.reason, q.reason_text, q.settings, q.query
       FROM parallel_replicas.get_query_log() q
       LEFT JOIN pg_catalog.pg_database d ON d.oid = q.database

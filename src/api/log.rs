@@ -78,8 +78,8 @@ fn get_stats_reset() -> i64 {
                OUT replicas_used integer, OUT workers_launched integer, OUT granules bigint, \
                OUT granules_own bigint, OUT granules_stolen_by_hash bigint, \
                OUT granules_stolen_rest bigint, OUT granules_lost bigint, OUT rows bigint, \
-               OUT bytes bigint, OUT replay_wait_us bigint, OUT wait_us bigint, OUT reason text, \
-               OUT reason_text text, OUT settings text, OUT query text) \
+               OUT bytes bigint, OUT replay_wait_us bigint, OUT wait_us bigint, OUT slots integer, \
+               OUT pending_ms bigint, OUT reason text, OUT reason_text text, OUT settings text, OUT query text) \
            RETURNS SETOF record VOLATILE PARALLEL SAFE ROWS 100 \
            LANGUAGE c AS '@MODULE_PATHNAME@', '@FUNCTION_NAME@';"
 )]
@@ -108,6 +108,8 @@ fn get_query_log() -> TableIterator<
         name!(bytes, i64),
         name!(replay_wait_us, i64),
         name!(wait_us, i64),
+        name!(slots, i32),
+        name!(pending_ms, i64),
         name!(reason, Option<String>),
         name!(reason_text, Option<String>),
         name!(settings, String),
@@ -144,6 +146,8 @@ fn get_query_log() -> TableIterator<
             entry.bytes as i64,
             entry.replay_wait_us as i64,
             entry.wait_us as i64,
+            entry.slots as i32,
+            entry.pending_ms as i64,
             given(entry.reason.get()),
             given(entry.reason_text.get()),
             entry.settings.get(),

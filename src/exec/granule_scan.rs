@@ -428,6 +428,18 @@ pub unsafe fn call_between_tasks(
     }
 }
 
+/// How many granules the relation has now.
+///
+/// # Safety
+/// `node` is a granule scan of a query that is being executed, and its relation is open.
+pub unsafe fn granules(node: *mut GranuleScanState) -> u32 {
+    // SAFETY: as the caller says.
+    unsafe {
+        count_blocks(node);
+        (*node).blocks.div_ceil((*node).granule_blocks)
+    }
+}
+
 /// The relation's blocks, counted once per execution, after the snapshot was taken: all rows that
 /// it can see are in them.
 ///

@@ -16,7 +16,7 @@ use crate::plan::hook::cannot_use_replicas;
 use crate::plan::private::{PlannedReplica, Refused};
 use crate::settings::{self, Mode};
 use crate::shm::events::{self, Event};
-use crate::{choice, cluster};
+use crate::{choice, cluster, queue};
 use parallel_replicas_core::frame;
 use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
@@ -63,7 +63,7 @@ unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
         let state = &mut *(*node).state;
         let ps = &raw mut (*node).css.ss.ps;
         let estate = (*ps).state;
-        let scope = query::enter(estate);
+        let scope = query::enter(estate, queue::granted(estate));
         let first = state.participants.processes.is_empty();
         // Once a parallel context exists, its memory is sized for these participants.
         if first || state.refused.is_none() {
@@ -90,7 +90,7 @@ unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
             state.participants = Participants::local(state.workers_planned as usize);
         } else if first {
             state.workers_planned = if state.private.local_plan {
-                state.private.local_workers
+                state.private.local_workers.min(useful_workers(state))
             } else {
                 0
             };
@@ -135,6 +135,18 @@ fn local_workers_without_replicas(state: &State) -> i32 {
     // SAFETY: plain setting.
     let limit = unsafe { pg_sys::max_parallel_workers_per_gather };
     state.private.local_workers.min(limit)
+}
+
+/// A granule is one process's work, and the leader takes part: more workers than other granules would
+/// be started for nothing, which costs a small query more than all the rest.
+fn useful_workers(state: &State) -> i32 {
+    // SAFETY: the fragment's scans, whose relations are open.
+    let granules = state
+        .scans
+        .iter()
+        .map(|scan| u64::from(unsafe { granule_scan::granules(*scan) }));
+    let others = granules.sum::<u64>().saturating_sub(1);
+    i32::try_from(others).unwrap_or(i32::MAX)
 }
 
 fn participants(state: &State) -> Participants {

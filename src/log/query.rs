@@ -52,8 +52,9 @@ pub fn last_id() -> Option<QueryId> {
 /// Enters a fragment of a statement. The statement gets an id at its first one.
 ///
 /// # Safety
-/// `estate` is the state of a running query.
-pub unsafe fn enter(estate: *mut pg_sys::EState) -> Scope {
+/// `estate` is the state of a running query; `granted`: its slots in the query queue, and how many
+/// milliseconds it waited for them.
+pub unsafe fn enter(estate: *mut pg_sys::EState, granted: Option<(u32, u64)>) -> Scope {
     let known = ACTIVE.with_borrow_mut(|active| {
         let query = active.iter_mut().find(|query| query.estate == estate)?;
         query.entry.fragments += 1;
@@ -79,7 +80,7 @@ pub unsafe fn enter(estate: *mut pg_sys::EState) -> Scope {
         .cast::<pg_sys::MemoryContextCallback>();
         (*callback).func = Some(at_end);
         (*callback).arg = estate.cast();
-        let entry = Box::new(new_entry(estate, origin));
+        let entry = Box::new(new_entry(estate, origin, granted));
         let slot = running::take(
             Kind::Query,
             &About {
@@ -107,7 +108,12 @@ fn scope(query: &Query) -> Scope {
 
 /// # Safety
 /// `estate` is the state of a running query.
-unsafe fn new_entry(estate: *mut pg_sys::EState, origin: Origin) -> QueryEntry {
+unsafe fn new_entry(
+    estate: *mut pg_sys::EState,
+    origin: Origin,
+    granted: Option<(u32, u64)>,
+) -> QueryEntry {
+    let (slots, pending_ms) = granted.unwrap_or_default();
     // SAFETY: as the caller says.
     unsafe {
         let statement = (*estate).es_plannedstmt;
@@ -130,6 +136,8 @@ unsafe fn new_entry(estate: *mut pg_sys::EState, origin: Origin) -> QueryEntry {
             bytes: 0,
             replay_wait_us: 0,
             wait_us: 0,
+            slots,
+            pending_ms,
             reason: Text::EMPTY,
             reason_text: Text::EMPTY,
             settings: Text::new(&guc::changed("parallel_replicas").join(", ")),
@@ -228,6 +236,8 @@ pub fn planned_without(code: &str, text: &str) {
         bytes: 0,
         replay_wait_us: 0,
         wait_us: 0,
+        slots: 0,
+        pending_ms: 0,
         reason: Text::new(code),
         reason_text: Text::new(text),
         settings: Text::new(&guc::changed("parallel_replicas").join(", ")),

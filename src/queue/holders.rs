@@ -30,6 +30,10 @@ struct Holder {
     /// the cursor was opened further out.
     running: pg_sys::SubTransactionId,
     slots: u32,
+    /// How long the statement waited for them, in milliseconds.
+    waited_ms: u64,
+    /// Of a query that has been executed.
+    estate: *const pg_sys::EState,
 }
 
 /// `InvalidSubTransactionId` of c.h.
@@ -87,28 +91,54 @@ pub fn add(what: What, slots: u32) {
             subtransaction,
             running: NO_SUBTRANSACTION,
             slots,
+            waited_ms: 0,
+            estate: std::ptr::null(),
         });
     });
 }
 
+/// The statement got its slots after so many milliseconds.
+pub fn set_waited(what: What, waited_ms: u64) {
+    with(what, |holder| holder.waited_ms = waited_ms);
+}
+
+/// Slots of the query that is executed in this state, and how long it waited for them, in milliseconds.
+pub fn granted(estate: *const pg_sys::EState) -> Option<(u32, u64)> {
+    HOLDERS.with_borrow(|holders| {
+        let holder = holders.iter().find(|holder| holder.estate == estate)?;
+        Some((holder.slots, holder.waited_ms))
+    })
+}
+
 /// The executor works on a query, in the present subtransaction, until [`pause`].
-pub fn resume(query: *const pg_sys::QueryDesc) {
-    // SAFETY: reads this backend's transaction state.
-    set_running(query, unsafe { pg_sys::GetCurrentSubTransactionId() });
+///
+/// # Safety
+/// The query has been started.
+pub unsafe fn resume(query: *const pg_sys::QueryDesc) {
+    // SAFETY: as the caller says; reads this backend's transaction state.
+    unsafe {
+        let subtransaction = pg_sys::GetCurrentSubTransactionId();
+        let estate = (*query).estate;
+        with(What::Query(query), |holder| {
+            holder.running = subtransaction;
+            holder.estate = estate;
+        });
+    }
 }
 
 /// The executor has come back from a query without an error.
 pub fn pause(query: *const pg_sys::QueryDesc) {
-    set_running(query, NO_SUBTRANSACTION);
+    with(What::Query(query), |holder| {
+        holder.running = NO_SUBTRANSACTION
+    });
 }
 
-fn set_running(query: *const pg_sys::QueryDesc, subtransaction: pg_sys::SubTransactionId) {
+fn with(what: What, change: impl Fn(&mut Holder)) {
     HOLDERS.with_borrow_mut(|holders| {
-        for holder in holders {
-            if holder.what == What::Query(query) {
-                holder.running = subtransaction;
-            }
-        }
+        holders
+            .iter_mut()
+            .filter(|holder| holder.what == what)
+            .for_each(change);
     });
 }
 

@@ -56,8 +56,12 @@ pub fn init() {
 }
 
 /// The executor works on a query until [`pause`].
-fn resume(query: *const pg_sys::QueryDesc) -> usize {
-    holders::resume(query);
+///
+/// # Safety
+/// The query has been started.
+unsafe fn resume(query: *const pg_sys::QueryDesc) -> usize {
+    // SAFETY: as the caller says.
+    unsafe { holders::resume(query) };
     frames::enter(Frame::Executor)
 }
 
@@ -193,8 +197,9 @@ unsafe extern "C-unwind" fn executor_run_queued(
     count: u64,
     execute_once: bool,
 ) {
-    let frame = resume(query);
     // SAFETY: PostgreSQL's own arguments.
+    let frame = unsafe { resume(query) };
+    // SAFETY: as above.
     unsafe {
         PREVIOUS_RUN.unwrap_or(statement::standard_executor_run)(
             query,
@@ -219,8 +224,9 @@ unsafe extern "C-unwind" fn executor_finish(query: *mut pg_sys::QueryDesc) {
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn executor_finish_queued(query: *mut pg_sys::QueryDesc) {
-    let frame = resume(query);
     // SAFETY: PostgreSQL's own argument.
+    let frame = unsafe { resume(query) };
+    // SAFETY: as above.
     unsafe { PREVIOUS_FINISH.unwrap_or(statement::standard_executor_finish)(query) };
     pause(query, frame);
 }
@@ -239,8 +245,9 @@ unsafe extern "C-unwind" fn executor_end(query: *mut pg_sys::QueryDesc) {
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn executor_end_queued(query: *mut pg_sys::QueryDesc) {
-    holders::resume(query);
     // SAFETY: PostgreSQL's own argument.
+    unsafe { holders::resume(query) };
+    // SAFETY: as above.
     unsafe { PREVIOUS_END.unwrap_or(statement::standard_executor_end)(query) };
     holders::end(What::Query(query));
 }

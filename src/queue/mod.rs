@@ -30,6 +30,12 @@ pub fn init() {
     hooks::init();
 }
 
+/// Slots of the query that is executed in this state, and how long it waited for them, in milliseconds.
+/// None if it did not queue.
+pub fn granted(estate: *const pgrx::pg_sys::EState) -> Option<(u32, u64)> {
+    holders::granted(estate)
+}
+
 /// Defines the settings. Before the library reserves its prefix.
 pub fn init_settings() {
     settings::init();

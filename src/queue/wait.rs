@@ -34,6 +34,7 @@ pub unsafe fn acquire(
 ) -> u64 {
     // SAFETY: as the caller says.
     let waited_ms = unsafe { get(what, kind, need, statement, query) };
+    holders::set_waited(what, waited_ms);
     // Not before: a statement that does not get its slots leaves nothing behind.
     if settings::scope() == Scope::Transaction && !holders::has(What::Transaction) {
         holders::add(What::Transaction, need.slots());

@@ -97,6 +97,10 @@ pub struct QueryEntry {
     pub replay_wait_us: u64,
     /// Time that the coordinator waited for others.
     pub wait_us: u64,
+    /// Slots of the query queue, 0 if it did not queue.
+    pub slots: u32,
+    /// How long it waited for them.
+    pub pending_ms: u64,
     /// Code and sentence of why replicas were not used.
     pub reason: Text<32>,
     pub reason_text: Text<188>,

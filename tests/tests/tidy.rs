@@ -52,7 +52,7 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
             "exec",
             vec![
                 "net", "shm", "pg", "settings", "plan", "cluster", "choice", "error", "secret",
-                "log",
+                "log", "queue",
             ],
         ),
         (
