@@ -105,14 +105,19 @@ impl Text {
     }
 }
 
-/// Times of one kind of queries in one mode, in milliseconds.
+/// What was measured of one kind of queries in one mode.
 #[derive(Clone, Default)]
-struct Times(Vec<f64>);
+struct Times {
+    /// Milliseconds of each query that began within the time.
+    taken: Vec<f64>,
+    /// Queries that ended within the time.
+    ended: usize,
+}
 
 impl Times {
     /// The time that this share of the queries did not exceed.
     fn at(&self, share: f64) -> f64 {
-        let mut sorted = self.0.clone();
+        let mut sorted = self.taken.clone();
         sorted.sort_by(f64::total_cmp);
         sorted[((sorted.len() - 1) as f64 * share) as usize]
     }
@@ -135,12 +140,7 @@ pub fn run(picture: &Path) -> String {
         ("shared_buffers", "512MB"),
         ("jit", "off"),
     ]);
-    tpch::load(
-        &server.cluster.config(PRIMARY),
-        0.1,
-        Indexes::All,
-        |_| {},
-    );
+    tpch::load(&server.cluster.config(PRIMARY), 0.1, Indexes::All, |_| {});
     server.cluster.psql(
         PRIMARY,
         "GRANT SELECT ON ALL TABLES IN SCHEMA public TO app",
@@ -153,8 +153,9 @@ pub fn run(picture: &Path) -> String {
         for (mode, (_, settings)) in MODES.iter().enumerate() {
             apply(&server, settings);
             let taken = mixed_load(&server, Duration::from_secs(seconds));
-            for (kind, mut taken) in taken {
-                times[mode][kind].0.append(&mut taken);
+            for (kind, mut of_client) in taken {
+                times[mode][kind].taken.append(&mut of_client.taken);
+                times[mode][kind].ended += of_client.ended;
             }
             server.wait_empty();
         }
@@ -170,7 +171,7 @@ pub fn run(picture: &Path) -> String {
         let mut tails = Vec::new();
         for (mode, (name, _)) in MODES.iter().enumerate() {
             let taken = &times[mode][kind];
-            let rate = taken.0.len() as f64 / (rounds * seconds) as f64;
+            let rate = taken.ended as f64 / (rounds * seconds) as f64;
             let (p50, p99, most) = (taken.at(0.5), taken.at(0.99), taken.at(1.0));
             println!(
                 "{name:>8} {:>8} {rate:>10.2} {p50:>10.1} {p99:>10.1} {most:>10.1}",
@@ -219,8 +220,8 @@ fn apply(server: &QueueServer, settings: &[(&str, &str)]) {
     }
 }
 
-/// Milliseconds of each query that began within the time, with the number of its kind.
-fn mixed_load(server: &QueueServer, duration: Duration) -> Vec<(usize, Vec<f64>)> {
+/// What each client measured, with the number of its kind.
+fn mixed_load(server: &QueueServer, duration: Duration) -> Vec<(usize, Times)> {
     let end = Instant::now() + duration;
     let client = |number: usize, kind: &'static Kind| {
         let mut client = server.app();
@@ -229,7 +230,7 @@ fn mixed_load(server: &QueueServer, duration: Duration) -> Vec<(usize, Vec<f64>)
             .batch_execute("SET statement_timeout = 0")
             .expect("setting");
         thread::spawn(move || {
-            let mut taken = Vec::new();
+            let mut times = Times::default();
             let turns = kind.queries.iter().cycle().skip(number);
             for query in turns {
                 if Instant::now() >= end {
@@ -238,10 +239,11 @@ fn mixed_load(server: &QueueServer, duration: Duration) -> Vec<(usize, Vec<f64>)
                 let sql = query.sql();
                 let start = Instant::now();
                 client.simple_query(&sql).expect("query");
-                taken.push(start.elapsed().as_secs_f64() * 1000.0);
+                times.taken.push(start.elapsed().as_secs_f64() * 1000.0);
+                times.ended += usize::from(Instant::now() <= end);
                 thread::sleep(kind.pause);
             }
-            taken
+            times
         })
     };
     let threads: Vec<_> = KINDS

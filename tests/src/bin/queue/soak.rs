@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use parallel_replicas_tests::queue_server::QueueServer;
 use parallel_replicas_tests::PRIMARY;
+use parallel_replicas_tests::queue_server::QueueServer;
 use postgres::{Client, NoTls};
 
 use crate::number;
