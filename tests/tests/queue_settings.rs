@@ -555,6 +555,15 @@ fn links_need_no_slots_and_are_not_queued_themselves() {
     assert!(plan.contains("/2 granules="), "{plan}");
     // This backend; the links' processes are the replica's.
     assert!(plan.contains("\nQueue: slots 1\n"), "{plan}");
+    // The log knows them.
+    assert_eq!(
+        text(
+            &mut client,
+            "SELECT slots || ' ' || (pending < interval '1 minute')
+               FROM parallel_replicas.query_log ORDER BY started DESC LIMIT 1",
+        ),
+        "1 true"
+    );
     // The marks lower the links.
     cluster.configure(
         PRIMARY,
