@@ -38,6 +38,8 @@ pub struct Shared {
     pub identity: Identity,
     pub instance_id: [u8; 16],
     pub streaming: bool,
+    /// One link has the fragment for itself.
+    pub whole: bool,
     /// What links are asked to give back for others.
     pub demands: Demands,
     /// Scans that a replica's fragment ended without.
@@ -136,6 +138,7 @@ impl Dispatch {
             identity: super::shipment::identity(),
             instance_id: crate::shm::instance_id(),
             streaming,
+            whole: scans.is_empty(),
             demands: Demands::default(),
             unneeded: Vec::new(),
             scans,
@@ -340,7 +343,7 @@ impl Dispatch {
         let mut unavailable = std::collections::BTreeSet::new();
         for link in &self.links {
             match link.fate() {
-                Fate::Done | Fate::Stopped if link.had_tasks() => {
+                _ if link.took_part() => {
                     used.insert(link.replica);
                 }
                 Fate::Unavailable | Fate::Refused => {
@@ -351,6 +354,9 @@ impl Dispatch {
         }
         events::add(Event::AvailableCount, u64::from(available));
         events::add(Event::UsedCount, used.len() as u64);
+        if self.shared.whole {
+            events::add(Event::WholeQueryCount, used.len() as u64);
+        }
         events::add(
             Event::UnavailableCount,
             unavailable.difference(&used).count() as u64,
@@ -367,6 +373,7 @@ fn count_trouble<'a>(planned: &PlannedReplica, links: impl Iterator<Item = &'a L
             Fate::Unavailable if link.connect_failed => {
                 return monitor::count_failure(planned.key, &error_rules(), why);
             }
+            Fate::Lost if link.failed_by_query => {}
             Fate::Lost => return monitor::count_failure(planned.key, &error_rules(), why),
             // Connected, but not ready in time.
             Fate::Unavailable => late |= link.was_connected,
@@ -408,5 +415,6 @@ fn open(
         lease,
         connected,
         deadline,
+        shared.whole,
     ))
 }

@@ -23,6 +23,11 @@ impl Output {
         unsafe { pg_sys::ExplainPropertyInteger(label.as_ptr(), std::ptr::null(), value, self.0) };
     }
 
+    fn boolean(&self, label: &CStr, value: bool) {
+        // SAFETY: as above.
+        unsafe { pg_sys::ExplainPropertyBool(label.as_ptr(), value, self.0) };
+    }
+
     fn milliseconds(&self, label: &CStr, micros: u64) {
         // SAFETY: as above.
         unsafe {
@@ -73,6 +78,9 @@ pub unsafe fn parallel_replicas(
     } else {
         0
     };
+    if private.whole {
+        out.boolean(c"Whole Query", true);
+    }
     out.integer(c"Replicas Planned", i64::from(private.planned));
     if !out.is_text() {
         out.integer(c"Replicas Available", i64::from(private.available));
@@ -112,16 +120,26 @@ fn participants(state: &State, out: &Output) {
     let Some(summary) = &state.summary else {
         return;
     };
-    out.integer(c"Granules", i64::from(summary.selected));
+    if state.private.whole {
+        let mut used = summary.replicas.iter().filter(|one| one.links_used > 0);
+        let by = used.next().map_or("local", |replica| replica.name.as_str());
+        out.text(c"Executed By", by);
+    }
+    let whole = state.private.whole;
+    if !whole || !out.is_text() {
+        out.integer(c"Granules", i64::from(summary.selected));
+    }
     let local = ReplicaSummary {
         name: "local".to_owned(),
         counters: summary.local,
         ..ReplicaSummary::default()
     };
     if out.is_text() {
-        out.text(c"Local", &granules_text(&local.counters));
+        if !whole {
+            out.text(c"Local", &granules_text(&local.counters));
+        }
         for replica in &summary.replicas {
-            out.text(c"Replica", &replica_text(replica));
+            out.text(c"Replica", &replica_text(replica, whole));
         }
         return;
     }
@@ -150,19 +168,28 @@ fn granules_text(counters: &ProcessCounters) -> String {
     text
 }
 
-fn replica_text(replica: &ReplicaSummary) -> String {
+fn replica_text(replica: &ReplicaSummary, whole: bool) -> String {
+    let ms = |us: u64| us as f64 / 1000.0;
     let mut text = format!(
-        "{} links={}/{} {} rows={} bytes={} replay wait={:.3} ms run={:.3} ms request wait={:.3} ms",
-        replica.name,
-        replica.links_used,
-        replica.links,
-        granules_text(&replica.counters),
+        "{} links={}/{}",
+        replica.name, replica.links_used, replica.links
+    );
+    if !whole {
+        text.push_str(&format!(" {}", granules_text(&replica.counters)));
+    }
+    text.push_str(&format!(
+        " rows={} bytes={} replay wait={:.3} ms run={:.3} ms",
         replica.rows,
         replica.bytes,
-        replica.replay_wait_us as f64 / 1000.0,
-        replica.run_us as f64 / 1000.0,
-        replica.request_wait_us as f64 / 1000.0
-    );
+        ms(replica.replay_wait_us),
+        ms(replica.run_us)
+    ));
+    if !whole {
+        text.push_str(&format!(
+            " request wait={:.3} ms",
+            ms(replica.request_wait_us)
+        ));
+    }
     if let Some(trouble) = &replica.trouble {
         text.push_str(&format!(" {trouble}"));
     }

@@ -9,15 +9,22 @@ use std::fmt;
 pub enum Failure {
     /// Connection, protocol, infrastructure error there.
     Infrastructure(String),
+    /// An error there that the query may well meet here, too.
+    OfQuery(String),
     Refused(Refusal),
 }
 
 impl Failure {
     pub fn event(&self) -> Event {
         match self {
-            Failure::Infrastructure(_) => Event::Failed,
+            Failure::Infrastructure(_) | Failure::OfQuery(_) => Event::Failed,
             Failure::Refused(_) => Event::Refused,
         }
+    }
+
+    /// It speaks against the query rather than the replica.
+    pub fn is_of_query(&self) -> bool {
+        matches!(self, Failure::OfQuery(_))
     }
 
     /// One of the two servers does not know the other's secret.
@@ -38,7 +45,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Infrastructure(why) => f.write_str(why),
+            Failure::Infrastructure(why) | Failure::OfQuery(why) => f.write_str(why),
             Failure::Refused(refusal) => write!(f, "{} ({})", refusal.reason, refusal.detail),
         }
     }
@@ -73,15 +80,26 @@ pub fn protocol(what: &str) -> Failure {
     Failure::Infrastructure(what.to_owned())
 }
 
-/// An error that the replica raised. Whether it was the rows' fault or the server's does not matter:
-/// the work is done again, and an error of the rows is raised there, as it would be without us.
+/// SQLSTATE classes of errors that rows and rights cause: cardinality, data, access rule, limits of a
+/// value's size.
+const CLASSES_OF_QUERIES: &[&str] = &["21", "22", "42", "54"];
+
+/// An error that the replica raised. Whether it was the rows' fault or the server's does not matter for
+/// the query: the work is done again, and an error of the rows is raised there, as it would be without
+/// us. It matters for the replica's error count.
 pub fn remote(error: Option<RemoteError>) -> Failure {
     match error {
-        Some(error) => Failure::Infrastructure(format!(
-            "{} (SQLSTATE {})",
-            error.primary,
-            error.sqlstate.as_str()
-        )),
+        Some(error) => {
+            let code = error.sqlstate.as_str();
+            let why = format!("{} (SQLSTATE {code})", error.primary);
+            match CLASSES_OF_QUERIES
+                .iter()
+                .any(|class| code.starts_with(class))
+            {
+                true => Failure::OfQuery(why),
+                false => Failure::Infrastructure(why),
+            }
+        }
         None => protocol("replica gave an unexpected answer"),
     }
 }

@@ -216,7 +216,7 @@ unsafe fn next_row(node: *mut ParallelReplicasState) -> *mut pg_sys::TupleTableS
                     workers_done(node);
                 }
             }
-            if tuple.is_null() && (*state).dispatch.is_some() {
+            if tuple.is_null() && ((*state).dispatch.is_some() || (*state).private.whole) {
                 tuple = next_link_row(node);
             }
             if !tuple.is_null() {
@@ -287,6 +287,7 @@ unsafe extern "C-unwind" fn leader_done(node: *mut ParallelReplicasState) {
                 state.unneeded[index] = true;
             }
         }
+        state.whole_done += u32::from(state.private.whole);
         let before = state.unassigned();
         state.deliver_local(LEADER..LEADER + 1);
         if before > 0 && before == state.unassigned_at_last_round {
@@ -333,6 +334,11 @@ pub unsafe extern "C-unwind" fn service(node: *mut ParallelReplicasState) -> boo
         for scan in std::mem::take(&mut dispatch.shared.unneeded) {
             state.unneeded[scan as usize] = true;
         }
+        if state.take_whole() {
+            // Nothing is under way any more while the rows are passed on, perhaps in portions, between
+            // which the session does other things.
+            stop_links(node);
+        }
         progress
     }
 }
@@ -349,7 +355,11 @@ unsafe extern "C-unwind" fn next_link_row(
 ) -> *mut pg_sys::MinimalTupleData {
     // SAFETY: the state is ours.
     unsafe {
-        let Some(dispatch) = &mut (*(*node).state).dispatch else {
+        let state = &mut *(*node).state;
+        if let Some(tuple) = link_row(&mut state.whole_rows) {
+            return tuple;
+        }
+        let Some(dispatch) = &mut state.dispatch else {
             return std::ptr::null_mut();
         };
         for link in &mut dispatch.links {
@@ -452,6 +462,13 @@ unsafe extern "C-unwind" fn stop_links_guarded(node: *mut ParallelReplicasState)
     }
 }
 
+/// Rows that nobody wants any more.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn forget_whole(node: *mut ParallelReplicasState) {
+    // SAFETY: the state is ours.
+    unsafe { (*(*node).state).whole_rows.clear() };
+}
+
 /// Stops everybody; called at the end of the query, when it needs no more rows, and after every
 /// portion of a query that is executed in portions. The latter is never done in parallel mode: then
 /// there is nobody to stop, and the leader's own state must stay.
@@ -503,6 +520,7 @@ unsafe extern "C-unwind" fn end_custom_scan(css: *mut pg_sys::CustomScanState) {
         ffi::exec_end_node((*css).ss.ps.lefttree);
         shutdown_custom_scan(css);
         stop_links_guarded(css.cast());
+        forget_whole(css.cast());
         ended(css.cast());
     }
 }
@@ -539,6 +557,7 @@ unsafe extern "C-unwind" fn rescan_custom_scan(css: *mut pg_sys::CustomScanState
         let node = css.cast::<ParallelReplicasState>();
         let state = (*node).state;
         stop_links_guarded(node);
+        forget_whole(node);
         local::finish(state);
         (*state).started = false;
         (*state).finished = false;

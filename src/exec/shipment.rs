@@ -60,13 +60,18 @@ pub fn identity() -> Identity {
 
 /// Checks everything that must hold on the coordinator before anything is shipped.
 ///
+/// `parallel`: the fragment is executed by several at once.
 /// `began_without_xid`: the transaction had no id when the executor started. An id that it has got
 /// since, by CREATE TABLE AS for its new table, does no harm: it is not before the snapshot's xmax, so
 /// a replica takes it for running, and the snapshot sees nothing that it wrote here either.
 ///
 /// # Safety
 /// `estate` is the executor state of a running query.
-pub unsafe fn check(estate: *mut pg_sys::EState, began_without_xid: bool) -> Result<(), Refused> {
+pub unsafe fn check(
+    estate: *mut pg_sys::EState,
+    parallel: bool,
+    began_without_xid: bool,
+) -> Result<(), Refused> {
     let refuse = |reason| Err(Refused::new(reason, ""));
     // SAFETY: as the caller says; the rest are plain globals and shared-memory reads.
     unsafe {
@@ -92,7 +97,7 @@ pub unsafe fn check(estate: *mut pg_sys::EState, began_without_xid: bool) -> Res
         {
             return refuse(Reason::NotMvccSnapshot);
         }
-        if !(*estate).es_use_parallel_mode {
+        if parallel && !(*estate).es_use_parallel_mode {
             return refuse(Reason::NotParallelMode);
         }
     }
@@ -238,6 +243,7 @@ pub unsafe fn begin(
                 .iter()
                 .map(|(_, oid)| relation_identity(pg_sys::Oid::from(*oid)))
                 .collect(),
+            whole: private.whole,
             plan: serialize_plan(private, fragment, estate),
             parameters: external_parameters(estate),
             exec_parameters: exec_parameters(private, estate),
@@ -307,7 +313,8 @@ pub unsafe fn relation_identity(oid: pg_sys::Oid) -> RelationIdentity {
     }
 }
 
-/// The fragment as the text of a statement of its own, after PostgreSQL's execParallel.c.
+/// The fragment as the text of a statement of its own, after PostgreSQL's execParallel.c. A whole query
+/// takes the plans of its subqueries along.
 ///
 /// # Safety
 /// As for [`begin`].
@@ -332,6 +339,17 @@ unsafe fn serialize_plan(
         (*statement).commandType = pg_sys::CmdType::CMD_SELECT;
         (*statement).canSetTag = true;
         (*statement).planTree = copy;
+        if private.whole {
+            let original = (*estate).es_plannedstmt;
+            let subplans = pg_sys::copyObjectImpl((*original).subplans.cast()).cast();
+            for subplan in plan::items::<pg_sys::Plan>(subplans) {
+                if private.fold && !subplan.is_null() {
+                    fold::plan(subplan);
+                }
+            }
+            (*statement).subplans = subplans;
+            (*statement).rewindPlanIDs = (*original).rewindPlanIDs;
+        }
         (*statement).rtable = (*estate).es_range_table;
         (*statement).paramExecTypes = (*(*estate).es_plannedstmt).paramExecTypes;
         (*statement).jitFlags = (*estate).es_jit_flags;

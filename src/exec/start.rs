@@ -14,6 +14,7 @@ use crate::log::{query, steps};
 use crate::pg::{ffi, plan};
 use crate::plan::hook::cannot_use_replicas;
 use crate::plan::private::{PlannedReplica, Refused};
+use crate::plan::whole;
 use crate::settings::{self, Mode};
 use crate::shm::events::{self, Event};
 use crate::{choice, cluster, queue};
@@ -67,7 +68,9 @@ unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
         let first = state.participants.processes.is_empty();
         // Once a parallel context exists, its memory is sized for these participants.
         if first || state.refused.is_none() {
-            state.refused = shipment::check(estate, state.began_without_xid).err();
+            state.refused = shipment::check(estate, !state.private.whole, state.began_without_xid)
+                .and_then(|()| check_whole(state, estate))
+                .err();
         }
         if let Some(why) = &state.refused {
             query::not_used(estate, &scope, why.reason.code(), &why.describe());
@@ -102,6 +105,21 @@ unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
             granule_scan::call_between_tasks(*scan, between_tasks, node.cast());
         }
         state.refused.is_none()
+    }
+}
+
+/// A whole query is for the replica of its tag, and not within another.
+fn check_whole(state: &State, estate: *mut pg_sys::EState) -> Result<(), Refused> {
+    if !state.private.whole {
+        return Ok(());
+    }
+    if !settings::replicas::has_replica_tag() {
+        return Err(Refused::new(Reason::NoTag, ""));
+    }
+    // SAFETY: only compared.
+    match unsafe { whole::is_nested(estate) } {
+        true => Err(Refused::new(Reason::Nested, "")),
+        false => Ok(()),
     }
 }
 
@@ -253,6 +271,7 @@ unsafe extern "C-unwind" fn lay_out(node: *mut ParallelReplicasState) {
         state.accounted = false;
         state.waited_us = 0;
         state.unneeded = vec![false; state.scans.len()];
+        state.whole_done = 0;
         state.unassigned_at_last_round = 0;
     }
 }

@@ -5,6 +5,7 @@
 
 use super::dispatch::Dispatch;
 use super::granule_scan::{self, GranuleScanState};
+use super::held_rows::HeldRows;
 use super::link::Link;
 use super::merge::Merge;
 use super::tasks::{self, Participants, Spent};
@@ -44,6 +45,10 @@ pub struct State {
     pub has_led: bool,
     /// Scans whose rows turned out not to be needed, so that granules of them may stay unread.
     pub unneeded: Vec<bool>,
+    /// How often a fragment that is not divided was executed to its end.
+    pub whole_done: u32,
+    /// Its rows, if a replica has executed it.
+    pub whole_rows: HeldRows,
     /// To notice a leader that makes no progress.
     pub unassigned_at_last_round: u32,
     /// The transaction had no id when the executor started: nothing that it has written since can be
@@ -111,6 +116,8 @@ impl State {
             leading: false,
             has_led: false,
             unneeded: Vec::new(),
+            whole_done: 0,
+            whole_rows: HeldRows::default(),
             unassigned_at_last_round: 0,
             began_without_xid: false,
             started: false,
@@ -214,6 +221,9 @@ impl State {
         if rows_pending {
             return Next::Wait;
         }
+        if self.private.whole {
+            return self.next_step_whole();
+        }
         let unassigned = self.unassigned();
         let waiting = self
             .links()
@@ -226,6 +236,33 @@ impl State {
         } else {
             Next::Finished
         }
+    }
+
+    /// The same for a fragment that is not divided: its one link has it until it has delivered, and is
+    /// let go then, or has ended otherwise. Then it is for the leader.
+    fn next_step_whole(&self) -> Next {
+        if self.links().iter().any(Link::is_live) {
+            Next::Wait
+        } else if self.whole_done > 0 {
+            Next::Finished
+        } else {
+            Next::Lead
+        }
+    }
+
+    /// Takes the rows over from a link that has executed the whole fragment. Answers whether there is
+    /// one.
+    pub fn take_whole(&mut self) -> bool {
+        if !self.private.whole {
+            return false;
+        }
+        let mut links = self.dispatch.iter_mut().flat_map(|all| &mut all.links);
+        let Some(link) = links.find(|link| link.fate() == Fate::Done) else {
+            return false;
+        };
+        self.whole_rows = std::mem::take(&mut link.ready);
+        self.whole_done += 1;
+        true
     }
 
     /// Marks everything that the local processes and the leader hold as delivered.
@@ -241,8 +278,12 @@ impl State {
         }
     }
 
-    /// The self-check: every granule of every scan was counted exactly once. Raises if not.
+    /// The self-check: every granule of every scan was counted exactly once, and so was a fragment that
+    /// is not divided. Raises if not.
     pub fn verify(&self) {
+        if self.private.whole && self.whole_done != 1 {
+            crate::error::internal("a whole query was not executed exactly once");
+        }
         for node in self.needed_scans() {
             // SAFETY: as in `unassigned`.
             unsafe {
@@ -290,7 +331,7 @@ impl State {
                 continue;
             };
             replica.links += 1;
-            if matches!(link.fate(), Fate::Done | Fate::Stopped) && link.had_tasks() {
+            if link.took_part() {
                 replica.links_used += 1;
             }
             if let Some(own) = counters.get(usize::from(link.process)) {

@@ -94,6 +94,11 @@ unsafe extern "C-unwind" {
     // mcxt.c
     #[link_name = "pfree"]
     pub fn free(pointer: *mut c_void);
+    // tuplestore.c
+    pub fn tuplestore_puttupleslot(
+        store: *mut pg_sys::Tuplestorestate,
+        slot: *mut pg_sys::TupleTableSlot,
+    );
     // postgres.c
     #[link_name = "ProcessInterrupts"]
     fn process_interrupts();

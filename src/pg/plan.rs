@@ -140,9 +140,15 @@ pub unsafe fn expression_places(plan: *mut pg_sys::Plan) -> Vec<*mut *mut pg_sys
                 }
             }
             NodeTag::T_CustomScan => add!(plan: CustomScan, custom_exprs),
+            NodeTag::T_TidScan => add!(plan: TidScan, tidquals),
+            NodeTag::T_TidRangeScan => add!(plan: TidRangeScan, tidrangequals),
+            NodeTag::T_Limit => add!(plan: Limit, limitOffset, limitCount),
+            NodeTag::T_WindowAgg => {
+                add!(plan: WindowAgg, startOffset, endOffset, runCondition, runConditionOrig);
+            }
             _ => {}
         }
-        add!(plan: Plan, targetlist, qual);
+        add!(plan: Plan, targetlist, qual, initPlan);
         places.retain(|place| !(**place).is_null());
     }
     places

@@ -9,6 +9,7 @@ use super::candidate;
 use super::private::Refused;
 use super::replace::{self, Replacement};
 use super::state::{self, Planning, Start};
+use super::whole;
 use crate::choice;
 use crate::cluster::{self, Replica};
 use crate::log::query;
@@ -72,6 +73,7 @@ unsafe extern "C-unwind" fn planner(
             && !state::is_active()
             && !settings::is_hidden_from_explain()
             && candidate::finds_one_row(parse)
+            && !settings::replicas::has_replica_tag()
         {
             return plan_marked(parse, query_string, cursor_options, bound_params);
         }
@@ -114,22 +116,145 @@ unsafe extern "C-unwind" fn plan_with_replicas(
         if settings::is_hidden_from_explain() && is_for_explain() {
             return plan_marked(parse, query_string, cursor_options, bound_params);
         }
-        if settings::mode() == Mode::On && !state::is_explained() {
-            if candidate::is_candidate(parse, cursor_options, false) {
-                return plan_plainly_first(parse, query_string, cursor_options, bound_params);
+        if !whole::is_wanted(parse) {
+            return plan_divided(parse, query_string, cursor_options, bound_params, false)
+                .statement;
+        }
+        let copy = pg_sys::copyObjectImpl(parse.cast()).cast::<pg_sys::Query>();
+        let planned = plan_divided(parse, query_string, cursor_options, bound_params, true);
+        if planned.outcome == Outcome::Replaced {
+            return planned.statement;
+        }
+        let strict = planned.outcome == Outcome::Forbidden;
+        let whole = plan_whole(
+            planned.statement,
+            copy,
+            query_string,
+            cursor_options,
+            bound_params,
+            strict,
+        );
+        if whole.is_null() {
+            if strict {
+                cannot_use_replicas_as_told();
             }
-            return plan_marked(parse, query_string, cursor_options, bound_params);
+            return planned.statement;
+        }
+        whole
+    }
+}
+
+/// A plan, and whether replicas have a part in it.
+#[derive(Clone, Copy)]
+struct Planned {
+    statement: *mut pg_sys::PlannedStmt,
+    outcome: Outcome,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Replaced,
+    Without,
+    /// Without, although the user insists.
+    Forbidden,
+}
+
+/// Plans a query whose tables may be divided between replicas. With `tagged`, one that cannot be is
+/// not the last word.
+///
+/// # Safety
+/// The planner's own arguments.
+unsafe fn plan_divided(
+    parse: *mut pg_sys::Query,
+    query_string: *const c_char,
+    cursor_options: c_int,
+    bound_params: pg_sys::ParamListInfo,
+    tagged: bool,
+) -> Planned {
+    // SAFETY: as the caller says; nothing with a destructor lives across the unguarded calls.
+    unsafe {
+        if settings::mode() == Mode::On && !state::is_explained() {
+            if candidate::is_candidate(parse, cursor_options, false)
+                && !(tagged && candidate::finds_one_row(parse))
+            {
+                return plan_plainly_first(
+                    parse,
+                    query_string,
+                    cursor_options,
+                    bound_params,
+                    tagged,
+                );
+            }
+            return plan_plainly(parse, query_string, cursor_options, bound_params);
         }
         let Some(attempt) = begin(parse, cursor_options) else {
-            return plan_marked(parse, query_string, cursor_options, bound_params);
+            return plan_plainly(parse, query_string, cursor_options, bound_params);
         };
         let copy = pg_sys::copyObjectImpl(parse.cast()).cast::<pg_sys::Query>();
         let statement = plan_without(parse, query_string, cursor_options, bound_params);
-        if finish(attempt, statement) {
-            return statement;
+        let outcome = finish(attempt, statement, tagged);
+        if outcome == Outcome::Replaced {
+            return Planned { statement, outcome };
         }
-        plan_marked(copy, query_string, cursor_options, bound_params)
+        let plain = plan_plainly(copy, query_string, cursor_options, bound_params);
+        Planned { outcome, ..plain }
     }
+}
+
+/// As [`plan_marked`].
+///
+/// # Safety
+/// As there.
+unsafe fn plan_plainly(
+    parse: *mut pg_sys::Query,
+    query_string: *const c_char,
+    cursor_options: c_int,
+    bound_params: pg_sys::ParamListInfo,
+) -> Planned {
+    Planned {
+        // SAFETY: as the caller says.
+        statement: unsafe { plan_marked(parse, query_string, cursor_options, bound_params) },
+        outcome: Outcome::Without,
+    }
+}
+
+/// Has the query's plan sent to a replica whole, if that can be; null if not. `parse` is a copy of the
+/// query.
+///
+/// # Safety
+/// `plain` is the query's plan, the rest the planner's own arguments.
+unsafe fn plan_whole(
+    plain: *mut pg_sys::PlannedStmt,
+    parse: *mut pg_sys::Query,
+    query_string: *const c_char,
+    cursor_options: c_int,
+    bound_params: pg_sys::ParamListInfo,
+    strict: bool,
+) -> *mut pg_sys::PlannedStmt {
+    // SAFETY: as the caller says; nothing with a destructor lives across the unguarded call.
+    unsafe {
+        let statement = match whole::send(plain, parse, cursor_options, strict) {
+            whole::Verdict::Sent => return plain,
+            whole::Verdict::Here => return std::ptr::null_mut(),
+            whole::Verdict::PlanSerially => {
+                let copy = pg_sys::copyObjectImpl(parse.cast()).cast::<pg_sys::Query>();
+                let nest = without_workers();
+                let planned = plan_plainly(copy, query_string, cursor_options, bound_params);
+                guc::Nest::from_raw(nest).end();
+                planned.statement
+            }
+        };
+        match whole::send(statement, parse, cursor_options, strict) {
+            whole::Verdict::Sent => statement,
+            whole::Verdict::Here | whole::Verdict::PlanSerially => std::ptr::null_mut(),
+        }
+    }
+}
+
+fn without_workers() -> c_int {
+    let nest = guc::nest();
+    nest.set(c"max_parallel_workers_per_gather", c"0");
+    nest.into_raw()
 }
 
 /// A plan that costs less than starting on replicas alone cannot be beaten, and most queries that
@@ -143,23 +268,26 @@ unsafe fn plan_plainly_first(
     query_string: *const c_char,
     cursor_options: c_int,
     bound_params: pg_sys::ParamListInfo,
-) -> *mut pg_sys::PlannedStmt {
+    tagged: bool,
+) -> Planned {
     // SAFETY: as the caller says; nothing with a destructor lives across the unguarded calls.
     unsafe {
         let copy = pg_sys::copyObjectImpl(parse.cast()).cast::<pg_sys::Query>();
-        let plain = plan_marked(parse, query_string, cursor_options, bound_params);
-        if (*(*plain).planTree).total_cost <= pg_sys::parallel_setup_cost + settings::setup_cost() {
+        let plain = plan_plainly(parse, query_string, cursor_options, bound_params);
+        if (*(*plain.statement).planTree).total_cost
+            <= pg_sys::parallel_setup_cost + settings::setup_cost()
+        {
             return plain;
         }
         let Some(attempt) = begin(copy, cursor_options) else {
             return plain;
         };
         let statement = plan_without(copy, query_string, cursor_options, bound_params);
-        if finish(attempt, statement) {
-            statement
-        } else {
-            plain
+        let outcome = finish(attempt, statement, tagged);
+        if outcome == Outcome::Replaced {
+            return Planned { statement, outcome };
         }
+        Planned { outcome, ..plain }
     }
 }
 
@@ -342,38 +470,39 @@ fn prepare(force: bool, strict: bool, replicas: Rc<[Replica]>, usable: usize) ->
     }
 }
 
-/// Puts our nodes into the plan. False if there was no place for any, and the statement must be
-/// planned without us; under force that is an error.
+/// Puts our nodes into the plan. If there was no place for any, the statement must be planned without
+/// us; under force that is an error, unless it is `tagged` and may yet be sent whole.
 ///
 /// # Safety
 /// `statement` is the finished plan of the attempt.
-unsafe fn finish(attempt: Attempt, statement: *mut pg_sys::PlannedStmt) -> bool {
+unsafe fn finish(attempt: Attempt, statement: *mut pg_sys::PlannedStmt, tagged: bool) -> Outcome {
     guc::Nest::from_raw(attempt.nest).end();
     let Some(mut planning) = state::pop(attempt.position) else {
-        return false;
+        return Outcome::Without;
     };
     let context = replacement(&planning);
     // SAFETY: as the caller says.
     let replaced = planning.replicas_used > 0
         && unsafe { replace::gathers(statement, &context, &mut planning) } > 0;
     if replaced {
-        return true;
+        return Outcome::Replaced;
     }
     let why =
         planning.refused.first().cloned().or_else(|| {
             (planning.eligible_scans > 0).then(|| Refused::new(Reason::PlannerChoice, ""))
         });
-    if let Some(why) = &why {
+    let forbidden = planning.strict && planning.eligible_scans > 0 && why.is_some();
+    if let (Some(why), false) = (&why, tagged) {
         query::planned_without(why.reason.code(), &why.describe());
-    }
-    if planning.strict
-        && planning.eligible_scans > 0
-        && let Some(why) = &why
-    {
-        cannot_use_replicas(why);
+        if forbidden {
+            cannot_use_replicas(why);
+        }
     }
     state::set_last_refused(why);
-    false
+    match forbidden {
+        true => Outcome::Forbidden,
+        false => Outcome::Without,
+    }
 }
 
 fn replacement(planning: &Planning) -> Replacement {
@@ -386,6 +515,14 @@ fn replacement(planning: &Planning) -> Replacement {
         cluster: settings::cluster(),
         replicas_used: planning.replicas_used,
         replicas_most: planning.replicas_most,
+    }
+}
+
+/// Raises the error of `enable_parallel_replicas = force`, for the reason that was found last.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn cannot_use_replicas_as_told() {
+    if let Some(why) = state::take_last_refused() {
+        cannot_use_replicas(&why);
     }
 }
 

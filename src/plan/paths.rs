@@ -1,6 +1,7 @@
 //! The GranuleScan path: a partial path for a table whose granules several servers may scan.
 
 use super::private::{GRANULE_SCAN_NAME, GranuleScanPrivate, Refused, scan_methods, to_list};
+use super::relations;
 use super::shippable::{self, Findings};
 use super::state::{self, Planning};
 use crate::pg::plan::{Walk, every_node, items};
@@ -97,8 +98,8 @@ unsafe fn consider(
             return Verdict::NotOurs;
         }
         let refuse =
-            |reason| Verdict::Refused(Refused::new(reason, shippable::relation_name((*rte).relid)));
-        if let Some(reason) = shippable::relation_reason((*rte).relid) {
+            |reason| Verdict::Refused(Refused::new(reason, relations::relation_name((*rte).relid)));
+        if let Some(reason) = relations::relation_reason((*rte).relid) {
             return refuse(reason);
         }
         if !(*rte).tablesample.is_null() {

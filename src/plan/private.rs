@@ -71,6 +71,8 @@ pub struct ParallelReplicasPrivate {
     #[serde(skip)]
     pub replicas: Vec<PlannedReplica>,
     pub local_plan: bool,
+    /// Everything below goes to one replica, or is executed here: there is nothing to divide.
+    pub whole: bool,
     /// The user typed the query under force: an error if replicas cannot be used.
     pub strict: bool,
     /// A task's rows are complete when the task is.

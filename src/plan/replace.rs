@@ -4,6 +4,7 @@ use super::private::{
     GRANULE_SCAN_NAME, GranuleScanPrivate, MergeKey, PARALLEL_REPLICAS_NAME,
     ParallelReplicasPrivate, Refused, from_list, is_granule_scan, scan_methods, to_list,
 };
+use super::relations;
 use super::shippable::{self, Findings};
 use super::state::{Planning, replicas_for};
 use crate::pg::plan::{cells, children, items, members};
@@ -179,7 +180,7 @@ unsafe fn can_be_divided(plan: *mut pg_sys::Plan, rtable: *mut pg_sys::List) -> 
         let relation = (*plan.cast::<pg_sys::Scan>()).scanrelid as usize;
         items::<pg_sys::RangeTblEntry>(rtable)
             .nth(relation - 1)
-            .is_some_and(|entry| shippable::relation_reason((*entry).relid).is_none())
+            .is_some_and(|entry| relations::relation_reason((*entry).relid).is_none())
     }
 }
 
@@ -251,6 +252,7 @@ unsafe fn private(
         replicas: Vec::new(),
         available: replacement.available,
         local_plan: replacement.local_plan,
+        whole: false,
         strict: replacement.strict,
         ramp: false,
         // SAFETY: as the caller says.
@@ -274,7 +276,7 @@ unsafe fn private(
 ///
 /// # Safety
 /// `gather` is a Gather or Gather Merge, whose parts are taken over.
-unsafe fn custom_scan(
+pub unsafe fn custom_scan(
     gather: *mut pg_sys::Plan,
     private: &ParallelReplicasPrivate,
 ) -> *mut pg_sys::Plan {

@@ -6,6 +6,7 @@
 
 use super::functions;
 use super::private::{GranuleScanPrivate, Refused, from_list, is_granule_scan};
+use super::relations;
 use super::types;
 use crate::pg::guc;
 use crate::pg::plan::{Walk, children, every_node, expressions, items, members, node_name};
@@ -36,6 +37,9 @@ pub struct Findings {
     pub time_zone: bool,
     /// Some column-free stable expression has to become a constant first.
     pub fold: bool,
+    /// The plan is a whole query, which one process executes. Then its rows may depend on who executes
+    /// it (which ones a LIMIT lets pass, in which order a window sees equals), and subplans are shipped.
+    pub whole: bool,
     /// Granule scans found.
     pub scans: usize,
     /// Estimated rows of the tables that are scanned in granules.
@@ -66,18 +70,59 @@ pub unsafe fn fragment(
         {
             return Err(Refused::new(Reason::CorrelatedParameter, ""));
         }
-        for entry in items::<pg_sys::TargetEntry>((*plan).targetlist) {
-            let kind = pg_sys::exprType((*entry).expr.cast());
-            if kind == pg_sys::RECORDOID || kind == pg_sys::RECORDARRAYOID {
-                return Err(Refused::new(Reason::RecordOutput, ""));
-            }
-        }
+        output(plan)?;
         node(plan, rtable, true, &mut findings)?;
     }
     if findings.scans == 0 {
         return Err(Refused::new(Reason::PlannerChoice, ""));
     }
     Ok(findings)
+}
+
+/// Checks a whole query: its plan, and the plans of its subqueries.
+///
+/// # Safety
+/// `plan`, `subplans` and `rtable` are those of a finished statement.
+pub unsafe fn whole(
+    plan: *mut pg_sys::Plan,
+    subplans: *mut pg_sys::List,
+    rtable: *mut pg_sys::List,
+) -> Result<Findings, Refused> {
+    let mut findings = Findings {
+        whole: true,
+        ..Findings::default()
+    };
+    findings.collations.insert(DEFAULT_COLLATION);
+    // SAFETY: as the caller says; a subplan that nothing refers to is null.
+    unsafe {
+        if !(*plan).extParam.is_null() {
+            return Err(Refused::new(Reason::CorrelatedParameter, ""));
+        }
+        output(plan)?;
+        for plan in items::<pg_sys::Plan>(subplans).chain([plan]) {
+            if !plan.is_null() {
+                node(plan, rtable, false, &mut findings)?;
+            }
+        }
+    }
+    Ok(findings)
+}
+
+/// No row type is anonymous: it is known to one server only.
+///
+/// # Safety
+/// `plan` is a valid plan.
+unsafe fn output(plan: *mut pg_sys::Plan) -> Result<(), Refused> {
+    // SAFETY: as the caller says.
+    unsafe {
+        for entry in items::<pg_sys::TargetEntry>((*plan).targetlist) {
+            let kind = pg_sys::exprType((*entry).expr.cast());
+            if kind == pg_sys::RECORDOID || kind == pg_sys::RECORDARRAYOID {
+                return Err(Refused::new(Reason::RecordOutput, ""));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// `leading`: on the path from the top to the granule scan, where each participant sees a share of
@@ -95,7 +140,7 @@ unsafe fn node(
     // SAFETY: as the caller says; tags tell types.
     unsafe {
         let refuse = || Refused::new(Reason::PlanNode, node_name(plan.cast()));
-        if !(*plan).initPlan.is_null() {
+        if !(*plan).initPlan.is_null() && !findings.whole {
             return Err(Refused::new(Reason::SubPlan, node_name(plan.cast())));
         }
         let tag = (*plan).type_;
@@ -138,9 +183,52 @@ unsafe fn node(
             | NodeTag::T_IndexOnlyScan
             | NodeTag::T_BitmapHeapScan
             | NodeTag::T_BitmapIndexScan
+            | NodeTag::T_TidScan
+            | NodeTag::T_TidRangeScan
                 if !leading =>
             {
                 relation((*plan.cast::<pg_sys::Scan>()).scanrelid, rtable, findings)?;
+                if let Some(oid) = relations::index_of(plan) {
+                    relations::check_index(oid)?;
+                }
+            }
+            NodeTag::T_SampleScan => return Err(Refused::new(Reason::TableSample, "")),
+            NodeTag::T_CteScan | NodeTag::T_WorkTableScan if findings.whole => {}
+            NodeTag::T_RecursiveUnion if findings.whole => {
+                let union = plan.cast::<pg_sys::RecursiveUnion>();
+                collations((*union).dupCollations, (*union).numCols, findings);
+                operators(
+                    (*union).dupOperators,
+                    (*union).dupColIdx,
+                    (*union).numCols,
+                    (*plan).targetlist,
+                    findings,
+                )?;
+            }
+            NodeTag::T_SetOp if findings.whole => {
+                let operation = plan.cast::<pg_sys::SetOp>();
+                collations((*operation).dupCollations, (*operation).numCols, findings);
+                operators(
+                    (*operation).dupOperators,
+                    (*operation).dupColIdx,
+                    (*operation).numCols,
+                    input,
+                    findings,
+                )?;
+            }
+            NodeTag::T_Limit if findings.whole => {
+                let limit = plan.cast::<pg_sys::Limit>();
+                collations((*limit).uniqCollations, (*limit).uniqNumCols, findings);
+                operators(
+                    (*limit).uniqOperators,
+                    (*limit).uniqColIdx,
+                    (*limit).uniqNumCols,
+                    input,
+                    findings,
+                )?;
+            }
+            NodeTag::T_WindowAgg if findings.whole => {
+                window(plan.cast(), input, findings)?;
             }
             NodeTag::T_BitmapAnd
             | NodeTag::T_BitmapOr
@@ -163,40 +251,29 @@ unsafe fn node(
                 if leading && !partial && has_aggregates(plan) {
                     return Err(refuse());
                 }
-                if !(*agg).chain.is_null() {
+                if !(*agg).chain.is_null() && !findings.whole {
                     return Err(Refused::new(Reason::PlanNode, "grouping sets"));
                 }
-                collations((*agg).grpCollations, (*agg).numCols, findings);
-                operators(
-                    (*agg).grpOperators,
-                    (*agg).grpColIdx,
-                    (*agg).numCols,
-                    input,
-                    findings,
-                )?;
+                // The rest of the chain groups, and sorts, the same input by other columns.
+                for agg in items::<pg_sys::Agg>((*agg).chain).chain([agg]) {
+                    collations((*agg).grpCollations, (*agg).numCols, findings);
+                    operators(
+                        (*agg).grpOperators,
+                        (*agg).grpColIdx,
+                        (*agg).numCols,
+                        input,
+                        findings,
+                    )?;
+                    let below = (*agg).plan.lefttree;
+                    if agg != plan.cast() && !below.is_null() {
+                        if (*below).type_ != NodeTag::T_Sort {
+                            return Err(refuse());
+                        }
+                        sort(below.cast(), input, findings)?;
+                    }
+                }
             }
-            NodeTag::T_Sort => {
-                let sort = plan.cast::<pg_sys::Sort>();
-                collations((*sort).collations, (*sort).numCols, findings);
-                operators(
-                    (*sort).sortOperators,
-                    (*sort).sortColIdx,
-                    (*sort).numCols,
-                    input,
-                    findings,
-                )?;
-            }
-            NodeTag::T_IncrementalSort => {
-                let sort = plan.cast::<pg_sys::Sort>();
-                collations((*sort).collations, (*sort).numCols, findings);
-                operators(
-                    (*sort).sortOperators,
-                    (*sort).sortColIdx,
-                    (*sort).numCols,
-                    input,
-                    findings,
-                )?;
-            }
+            NodeTag::T_Sort | NodeTag::T_IncrementalSort => sort(plan.cast(), input, findings)?,
             NodeTag::T_Unique => {
                 let unique = plan.cast::<pg_sys::Unique>();
                 collations((*unique).uniqCollations, (*unique).numCols, findings);
@@ -259,6 +336,62 @@ unsafe fn node(
 }
 
 /// # Safety
+/// `sort` is a Sort, or an IncrementalSort, which begins with one; `input` is its input's target list.
+unsafe fn sort(
+    sort: *mut pg_sys::Sort,
+    input: *mut pg_sys::List,
+    findings: &mut Findings,
+) -> Result<(), Refused> {
+    // SAFETY: as the caller says.
+    unsafe {
+        collations((*sort).collations, (*sort).numCols, findings);
+        operators(
+            (*sort).sortOperators,
+            (*sort).sortColIdx,
+            (*sort).numCols,
+            input,
+            findings,
+        )
+    }
+}
+
+/// # Safety
+/// `window` is a WindowAgg, `input` its input's target list.
+unsafe fn window(
+    window: *mut pg_sys::WindowAgg,
+    input: *mut pg_sys::List,
+    findings: &mut Findings,
+) -> Result<(), Refused> {
+    // SAFETY: as the caller says.
+    unsafe {
+        let window = &*window;
+        collations(window.partCollations, window.partNumCols, findings);
+        collations(window.ordCollations, window.ordNumCols, findings);
+        collations(&raw const window.inRangeColl, 1, findings);
+        operators(
+            window.partOperators,
+            window.partColIdx,
+            window.partNumCols,
+            input,
+            findings,
+        )?;
+        operators(
+            window.ordOperators,
+            window.ordColIdx,
+            window.ordNumCols,
+            input,
+            findings,
+        )?;
+        for in_range in [window.startInRangeFunc, window.endInRangeFunc] {
+            if in_range != pg_sys::InvalidOid {
+                function(in_range, findings)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// # Safety
 /// `plan` is a valid plan node.
 unsafe fn has_aggregates(plan: *mut pg_sys::Plan) -> bool {
     // SAFETY: as the caller says.
@@ -304,73 +437,12 @@ unsafe fn relation(
             return Err(Refused::new(Reason::PlanNode, "range table"));
         };
         let oid = (*entry).relid;
-        if let Some(reason) = relation_reason(oid) {
-            return Err(Refused::new(reason, relation_name(oid)));
+        if let Some(reason) = relations::relation_reason(oid) {
+            return Err(Refused::new(reason, relations::relation_name(oid)));
         }
         findings.relations.insert(index, oid.to_u32());
     }
     Ok(())
-}
-
-/// Why this relation cannot be read on a replica; None if it can.
-///
-/// # Safety
-/// In a transaction.
-pub unsafe fn relation_reason(oid: pg_sys::Oid) -> Option<Reason> {
-    if oid.to_u32() < FIRST_NORMAL_OBJECT_ID {
-        return Some(Reason::CatalogTable);
-    }
-    // SAFETY: catalog cache lookups; the tuple is released.
-    unsafe {
-        let tuple = pg_sys::SearchSysCache1(
-            pg_sys::SysCacheIdentifier::RELOID as i32,
-            pg_sys::Datum::from(oid),
-        );
-        if tuple.is_null() {
-            return Some(Reason::AccessMethod);
-        }
-        let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_class>();
-        let reason = class_reason(&*form);
-        pg_sys::ReleaseSysCache(tuple);
-        reason
-    }
-}
-
-/// The same for a pg_class row at hand.
-pub fn class_reason(class: &pg_sys::FormData_pg_class) -> Option<Reason> {
-    match class.relkind as u8 {
-        b'r' | b'm' => {}
-        b'f' => return Some(Reason::ForeignTable),
-        _ => return Some(Reason::AccessMethod),
-    }
-    match class.relpersistence as u8 {
-        b'p' => {}
-        b't' => return Some(Reason::TemporaryTable),
-        _ => return Some(Reason::UnloggedTable),
-    }
-    (class.relam != pg_sys::HEAP_TABLE_AM_OID).then_some(Reason::AccessMethod)
-}
-
-/// The relation's name, for messages.
-///
-/// # Safety
-/// In a transaction.
-pub unsafe fn relation_name(oid: pg_sys::Oid) -> String {
-    // SAFETY: get_rel_name answers null or a C string.
-    unsafe { name_or_oid(pg_sys::get_rel_name(oid), oid) }
-}
-
-/// # Safety
-/// `name` is null or a C string.
-unsafe fn name_or_oid(name: *const std::ffi::c_char, oid: pg_sys::Oid) -> String {
-    if name.is_null() {
-        oid.to_u32().to_string()
-    } else {
-        // SAFETY: as the caller says.
-        unsafe { CStr::from_ptr(name) }
-            .to_string_lossy()
-            .into_owned()
-    }
 }
 
 /// Checks one expression or list of them.
@@ -408,8 +480,18 @@ unsafe fn expression_node(
             return Ok(Walk::Skip);
         }
         match (*node).type_ {
-            NodeTag::T_SubPlan | NodeTag::T_AlternativeSubPlan => {
+            NodeTag::T_SubPlan | NodeTag::T_AlternativeSubPlan if !findings.whole => {
                 return Err(Refused::new(Reason::SubPlan, ""));
+            }
+            NodeTag::T_SubPlan | NodeTag::T_GroupingFunc | NodeTag::T_WindowFunc
+                if findings.whole => {}
+            NodeTag::T_SortGroupClause => {
+                let clause = node.cast::<pg_sys::SortGroupClause>();
+                for operator in [(*clause).eqop, (*clause).sortop] {
+                    if operator != pg_sys::InvalidOid {
+                        function(pg_sys::get_opcode(operator), findings)?;
+                    }
+                }
             }
             NodeTag::T_List
             | NodeTag::T_IntList
@@ -557,7 +639,16 @@ unsafe fn argument_types(node: *mut pg_sys::Node, findings: &mut Findings) -> Re
                 return types::check(pg_sys::exprType((*coercion).arg.cast()), findings);
             }
             NodeTag::T_RowCompareExpr => (*node.cast::<pg_sys::RowCompareExpr>()).largs,
-            NodeTag::T_Aggref => (*node.cast::<pg_sys::Aggref>()).args,
+            NodeTag::T_Aggref => {
+                // It may sort them.
+                let arguments = (*node.cast::<pg_sys::Aggref>()).args;
+                for entry in items::<pg_sys::TargetEntry>(arguments) {
+                    let collation = pg_sys::exprCollation((*entry).expr.cast());
+                    collations(&raw const collation, 1, findings);
+                }
+                arguments
+            }
+            NodeTag::T_WindowFunc => (*node.cast::<pg_sys::WindowFunc>()).args,
             _ => return Ok(()),
         };
         for mut argument in items::<pg_sys::Node>(arguments) {
@@ -574,7 +665,7 @@ unsafe fn argument_types(node: *mut pg_sys::Node, findings: &mut Findings) -> Re
 /// In a transaction.
 unsafe fn function_name(oid: pg_sys::Oid) -> String {
     // SAFETY: get_func_name answers null or a C string.
-    unsafe { name_or_oid(pg_sys::get_func_name(oid), oid) }
+    unsafe { relations::name_or_oid(pg_sys::get_func_name(oid), oid) }
 }
 
 /// # Safety

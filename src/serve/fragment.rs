@@ -181,6 +181,10 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
         // The statement's identifier is the same on all servers.
         pg_sys::pgstat_report_query_id((*statement).queryId, true);
         let parameters = restore_parameters(begin);
+        let store = match begin.whole {
+            true => pg_sys::tuplestore_begin_heap(false, false, pg_sys::work_mem),
+            false => std::ptr::null_mut(),
+        };
         let text = pg_sys::debug_query_string;
         let query = pg_sys::CreateQueryDesc(
             statement,
@@ -214,8 +218,11 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
         if !total.is_null() {
             pg_sys::InstrStartNode(total);
         }
-        pg_sys::ffi::pg_guard_ffi_boundary(|| run(query));
-        let rows = SESSION.with_borrow(|session| session.rows);
+        pg_sys::ffi::pg_guard_ffi_boundary(|| run(query, store));
+        let rows = match store.is_null() {
+            true => SESSION.with_borrow(|session| session.rows),
+            false => pg_sys::tuplestore_tuple_count(store) as u64,
+        };
         (*(*query).estate).es_processed = rows;
         if !total.is_null() {
             pg_sys::InstrStopNode(total, rows as f64);
@@ -227,7 +234,7 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
         let granules = scans.iter().map(|scan| (**scan).granules_read).sum();
         events::add(Event::ReadMarks, granules);
         let report = SESSION.with_borrow(|session| FragmentReport {
-            rows: session.rows,
+            rows,
             stopped: session.stopped,
             unneeded: Vec::new(),
             instrumentation: Vec::new(),
@@ -247,9 +254,13 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
             },
             ..report
         };
+        let descriptor = pg_sys::CreateTupleDescCopy((*query).tupDesc);
         pg_sys::ExecutorFinish(query);
         pg_sys::ExecutorEnd(query);
         pg_sys::FreeQueryDesc(query);
+        if !store.is_null() {
+            send_stored(store, descriptor);
+        }
         copy_both::send(&ToCoordinator::FragmentDone(Box::new(report)));
     }
     Ok(())
@@ -274,7 +285,7 @@ unsafe fn read_plan(begin: &Begin) -> Result<*mut pg_sys::PlannedStmt, Refusal> 
             || (*statement).type_ != pg_sys::NodeTag::T_PlannedStmt
             || (*statement).commandType != pg_sys::CmdType::CMD_SELECT
             || (*statement).planTree.is_null()
-            || !(*statement).subplans.is_null()
+            || !(*statement).subplans.is_null() && !begin.whole
             || !(*statement).rowMarks.is_null()
         {
             return Err(guards::refusal("plan", "the plan is not a plain SELECT"));
@@ -293,9 +304,14 @@ unsafe fn read_plan(begin: &Begin) -> Result<*mut pg_sys::PlannedStmt, Refusal> 
             return Err(guards::refusal("plan", "a parameter has an unknown number"));
         }
         let fragment = (*statement).planTree;
-        let params: Vec<i32> = plan::members((*fragment).extParam);
-        let findings = shippable::fragment(fragment, (*statement).rtable, &params, -1)
-            .map_err(|refused| guards::refusal("plan", refused.describe()))?;
+        let findings = match begin.whole {
+            true => shippable::whole(fragment, (*statement).subplans, (*statement).rtable),
+            false => {
+                let params: Vec<i32> = plan::members((*fragment).extParam);
+                shippable::fragment(fragment, (*statement).rtable, &params, -1)
+            }
+        };
+        let findings = findings.map_err(|refused| guards::refusal("plan", refused.describe()))?;
         if findings.fold {
             return Err(guards::refusal(
                 "plan",
@@ -358,9 +374,12 @@ unsafe fn restore_exec_parameters(begin: &Begin, query: *mut pg_sys::QueryDesc) 
 
 /// Runs the plan to its end. Unguarded inside, so that a row costs no more than it must.
 ///
+/// Rows of a whole query go to `store`: they are delivered at its end anyway, and until then its scans
+/// may have pages pinned, with which nobody waits for the network.
+///
 /// # Safety
-/// `query` has been started.
-unsafe fn run(query: *mut pg_sys::QueryDesc) {
+/// `query` has been started; `store` is null if it is not a whole query.
+unsafe fn run(query: *mut pg_sys::QueryDesc, store: *mut pg_sys::Tuplestorestate) {
     // SAFETY: as the caller says; nothing with a destructor lives here.
     unsafe {
         let estate = (*query).estate;
@@ -375,6 +394,10 @@ unsafe fn run(query: *mut pg_sys::QueryDesc) {
             let slot = ffi::exec_proc_node(root);
             if executor::is_null(slot) {
                 break;
+            }
+            if !store.is_null() {
+                ffi::tuplestore_puttupleslot(store, slot);
+                continue;
             }
             let full = match heap_tuple(slot) {
                 Some(tuple) => push_row(tuple),
@@ -394,6 +417,35 @@ unsafe fn run(query: *mut pg_sys::QueryDesc) {
             }
         }
         pg_sys::CurrentMemoryContext = old;
+    }
+}
+
+/// Sends the rows of a whole query, whose executor has ended.
+///
+/// # Safety
+/// `store` has rows of this descriptor, and is not used again.
+unsafe fn send_stored(store: *mut pg_sys::Tuplestorestate, descriptor: pg_sys::TupleDesc) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let slot = pg_sys::MakeSingleTupleTableSlot(descriptor, &pg_sys::TTSOpsMinimalTuple);
+        while pg_sys::tuplestore_gettupleslot(store, true, false, slot) {
+            pgrx::check_for_interrupts!();
+            let mut should_free = false;
+            let tuple = pg_sys::ExecFetchSlotMinimalTuple(slot, &mut should_free);
+            push_row(std::slice::from_raw_parts(
+                tuple.cast(),
+                (*tuple).t_len as usize,
+            ));
+            if SESSION.with_borrow(|session| session.unsent_bytes() > SEND_BYTES) {
+                send_rows(false);
+            }
+            if should_free {
+                pg_sys::pfree(tuple.cast());
+            }
+        }
+        send_rows(true);
+        pg_sys::ExecDropSingleTupleTableSlot(slot);
+        pg_sys::tuplestore_end(store);
     }
 }
 

@@ -6,7 +6,7 @@ use super::{EnumSetting, define_session_integer, entry};
 use parallel_replicas_core::balance::{Algorithm, ErrorRules};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, pg_sys};
 use std::cell::Cell;
-use std::ffi::CString;
+use std::ffi::{CString, c_void};
 
 static LOAD_BALANCING: EnumSetting = EnumSetting(Cell::new(Algorithm::Random as i32));
 
@@ -105,15 +105,21 @@ pub(super) fn init() {
         0,
         GucFlags::empty(),
     );
-    GucRegistry::define_string_guc(
-        c"parallel_replicas.replica_tag",
-        c"Sends queries that have the same tag to the same replicas.",
-        c"The tag is hashed to an order of the replicas, of which max_parallel_replicas are used. \
-          Empty: load_balancing decides.",
-        &REPLICA_TAG,
-        GucContext::Userset,
-        GucFlags::empty(),
-    );
+    // SAFETY: the function lives as long as the process, and does not fail.
+    unsafe {
+        GucRegistry::define_string_guc_with_hooks(
+            c"parallel_replicas.replica_tag",
+            c"Sends queries that have the same tag to the same replicas.",
+            c"The tag is hashed to an order of the replicas, of which max_parallel_replicas are \
+              used. Empty: load_balancing decides.",
+            &REPLICA_TAG,
+            GucContext::Userset,
+            GucFlags::empty(),
+            None,
+            Some(tag_changes),
+            None,
+        );
+    }
     GucRegistry::define_int_guc(
         c"parallel_replicas.monitor_interval",
         c"Sets the time between two looks of the monitor at each replica.",
@@ -158,6 +164,17 @@ pub fn error_rules() -> ErrorRules {
 /// Empty: none.
 pub fn replica_tag() -> String {
     text(&REPLICA_TAG)
+}
+
+pub fn has_replica_tag() -> bool {
+    REPLICA_TAG.get().is_some_and(|tag| !tag.is_empty())
+}
+
+/// A plan that was made under another tag, or none, says another thing about where it is executed.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn tag_changes(_new: *const std::ffi::c_char, _extra: *mut c_void) {
+    // SAFETY: marks this session's plans as out of date; does nothing where there are none.
+    unsafe { pg_sys::ResetPlanCache() };
 }
 
 /// None: the monitor is off.

@@ -20,6 +20,7 @@ macro_rules! events {
 
 events! {
     QueryCount, "Fragments that were started with replicas.";
+    WholeQueryCount, "Queries that a replica executed as a whole.";
     AvailableCount, "Replicas of the cluster at the start of those fragments, summed.";
     UnavailableCount, "Replicas that could not be reached or refused to take part.";
     UsedCount, "Replicas that contributed to a fragment, summed.";

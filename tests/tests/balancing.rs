@@ -278,18 +278,20 @@ fn a_tag_leads_to_one_replica() {
     thread::scope(|scope| {
         for _ in 0..10 {
             scope.spawn(|| {
-                for _ in 0..5 {
+                for session in 0..5 {
                     let mut config = cluster.config(PRIMARY);
                     // In the connection string, the counterpart of a header.
                     config.options("-c parallel_replicas.replica_tag=amy_test");
                     let mut client = config.connect(postgres::NoTls).unwrap();
+                    // Divided, of which one replica gets all, and whole.
+                    let mode = 1 + session % 2;
                     client
-                        .batch_execute(
-                            "SET enable_parallel_replicas = 2; SET max_parallel_replicas = 1;
+                        .batch_execute(&format!(
+                            "SET enable_parallel_replicas = {mode}; SET max_parallel_replicas = 1;
                              SET parallel_replicas_local_plan = off;
                              SET parallel_replicas.links_per_replica = 1;
-                             SET parallel_replicas.connect_timeout = '20s'",
-                        )
+                             SET parallel_replicas.connect_timeout = '20s'"
+                        ))
                         .unwrap();
                     for _ in 0..20 {
                         assert_eq!(text(&mut client, "SELECT count(*)::text FROM t"), "1000");
@@ -307,6 +309,10 @@ fn a_tag_leads_to_one_replica() {
         );
     }
 
+    let whole = "SELECT value::text FROM parallel_replicas.events
+         WHERE event = 'ParallelReplicasWholeQueryCount'";
+    assert_eq!(text(&mut client, whole), "600");
+
     // k successors.
     client
         .batch_execute(
@@ -318,6 +324,8 @@ fn a_tag_leads_to_one_replica() {
     assert!(two.len() == 2 && two.contains(&place), "{two:?}");
     assert_eq!(used(&mut client, "SELECT sum(i) FROM t"), two);
 
+    // A thousand tags are spread evenly enough.
+    let thousand = places(&mut client, 1000);
     // Shares, with equal and other weights.
     let count = |places: &[String]| {
         let mut shares = BTreeMap::new();
@@ -326,6 +334,7 @@ fn a_tag_leads_to_one_replica() {
         }
         shares
     };
+    assert!(even(&count(&thousand), 4, 1000), "{:?}", count(&thousand));
     let all = places(&mut client, TAGS);
     let shares = count(&all);
     assert!(even(&shares, 4, i64::from(TAGS)), "{shares:?}");
@@ -374,19 +383,28 @@ fn a_tag_leads_to_one_replica() {
 /// A session sees on its tag's replica what it, or anybody, has committed before.
 #[test]
 fn reads_after_writes_hold_under_a_tag() {
+    // Divided, of which one replica gets all, and whole.
+    for mode in [2, 1] {
+        reads_after_writes(mode);
+    }
+}
+
+fn reads_after_writes(mode: u32) {
     const ROUNDS: i64 = 1000;
     let cluster = Cluster::builder().standbys(2).start();
     cluster.register_replicas();
-    let settings = "SET enable_parallel_replicas = 2; SET max_parallel_replicas = 1;
+    let settings = format!(
+        "SET enable_parallel_replicas = {mode}; SET max_parallel_replicas = 1;
          SET parallel_replicas.replica_tag = 'amy_test'; SET parallel_replicas_local_plan = off;
          SET parallel_replicas.links_per_replica = 1;
-         SET parallel_replicas.connect_timeout = '20s'; SET parallel_replicas.replay_wait_timeout = '20s'";
+         SET parallel_replicas.connect_timeout = '20s'; SET parallel_replicas.replay_wait_timeout = '20s'"
+    );
     let mut writer = cluster.connect(PRIMARY);
     writer
         .batch_execute(&format!("CREATE TABLE t (i bigint); ANALYZE t; {settings}"))
         .unwrap();
     let mut other = cluster.connect(PRIMARY);
-    other.batch_execute(settings).unwrap();
+    other.batch_execute(&settings).unwrap();
     cluster.wait_all_caught_up();
     let served = |cluster: &Cluster| -> i64 {
         let count = |node| {

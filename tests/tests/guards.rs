@@ -234,6 +234,79 @@ fn a_plan_outside_the_allow_list_is_refused() {
     scene.end();
 }
 
+/// A whole query may have more in it, but not more than is known; its subqueries' plans count, too.
+#[test]
+fn a_whole_query_outside_the_allow_list_is_refused() {
+    let mut scene = Scene::start();
+    scene
+        .recorder
+        .client()
+        .batch_execute(
+            "SET enable_parallel_replicas = 1; SET parallel_replicas.replica_tag = 'tag';
+             SET parallel_replicas.setup_cost = 1e9",
+        )
+        .unwrap();
+    let whole = scene.record(
+        "SELECT id, (SELECT max(abs(other.id::bigint)) FROM other WHERE other.id >= t.v) FROM t LIMIT 3",
+    );
+    assert!(whole.whole);
+    let outcome = scene.rogue().attempt(&scene.secret, &whole);
+    assert!(
+        matches!(outcome, Outcome::Done { rows: 3, .. }),
+        "{outcome:?}"
+    );
+    let mut oid = |name: &str| {
+        let query = format!("SELECT '{name}(bigint)'::regprocedure::oid::text");
+        text(&mut scene.observer, &query)
+    };
+    let (abs, own_abs) = (oid("abs"), oid("own_abs"));
+    // In a subquery, abs(bigint) becomes random(), pg_sleep() and a user's function.
+    for function in ["1598", "2626", own_abs.as_str()] {
+        scene.refused("plan", &whole, |begin| {
+            edit(begin, |plan| {
+                replace(
+                    plan,
+                    &format!(":funcid {abs} "),
+                    &format!(":funcid {function} "),
+                )
+            });
+        });
+    }
+    // As a share of a divided one, it would give its rows once per participant.
+    scene.refused("plan", &whole, |begin| begin.whole = false);
+    for (from, to) in [
+        (":commandType 1 ", ":commandType 3 "),
+        (":rowMarks <>", ":rowMarks (i 1)"),
+        (":extParam (b)", ":extParam (b 0)"),
+    ] {
+        scene.refused("plan", &whole, |begin| {
+            edit(begin, |plan| replace(plan, from, to));
+        });
+    }
+    // A relation that only a subquery reads has to be listed, and to be the same.
+    let other = text(&mut scene.observer, "SELECT 'other'::regclass::oid::text");
+    let other: u32 = other.parse().unwrap();
+    scene.refused("plan", &whole, |begin| {
+        begin.relations.retain(|relation| relation.oid != other);
+    });
+    scene.refused("relation", &whole, |begin| {
+        for relation in &mut begin.relations {
+            relation.relfilenode += u32::from(relation.oid == other);
+        }
+    });
+    scene.refused("snapshot", &whole, |begin| begin.snapshot.incomplete = true);
+    // And no task is asked for: a divided query is not taken for a whole one.
+    scene
+        .recorder
+        .client()
+        .batch_execute("SET enable_parallel_replicas = 2; RESET parallel_replicas.replica_tag")
+        .unwrap();
+    let divided = scene.record("SELECT id FROM t");
+    assert!(!divided.whole);
+    scene.refused("plan", &divided, |begin| begin.whole = true);
+    scene.end();
+}
+
 #[test]
 fn an_unknown_parameter_is_refused_and_the_executor_is_ended() {
     let mut scene = Scene::start();

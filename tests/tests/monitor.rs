@@ -315,6 +315,40 @@ fn the_monitor_is_in_nobodys_way() {
     }
 }
 
+/// Looks at replicas, from both sides, hold up no replay, however long replay would wait for a snapshot.
+#[test]
+fn looks_do_not_delay_replay() {
+    const ROUNDS: usize = 30;
+    let cluster = Cluster::builder()
+        .standbys(1)
+        .autovacuum(false)
+        .setting("parallel_replicas.monitor_interval", "100ms")
+        .setting("max_standby_streaming_delay", "-1")
+        .start();
+    cluster.register_replicas();
+    let mut client = cluster.connect(PRIMARY);
+    wait_all_answer(&mut client);
+    wait_all_answer(&mut cluster.connect(1));
+    client
+        .batch_execute("CREATE TABLE t AS SELECT generate_series(1, 1000) AS i")
+        .unwrap();
+    let mut looks = BTreeSet::new();
+    for round in 0..ROUNDS {
+        // A vacuum conflicts with every snapshot that could see what it removes: on the standby replay
+        // would wait for it for ever.
+        client
+            .batch_execute(&format!("DELETE FROM t WHERE i % {ROUNDS} = {round}"))
+            .unwrap();
+        client.batch_execute("VACUUM t").unwrap();
+        let start = Instant::now();
+        cluster.wait_caught_up(1);
+        let taken = start.elapsed();
+        assert!(taken < Duration::from_secs(5), "replay took {taken:?}");
+        looks.insert(column(&mut client, "standby1", "answered_at"));
+    }
+    assert!(looks.len() > 5, "hardly anybody looked: {looks:?}");
+}
+
 /// Whoever ends a worker or the launcher sees it come back; nothing else is disturbed.
 #[test]
 fn a_monitor_that_is_ended_comes_back() {

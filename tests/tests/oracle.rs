@@ -21,6 +21,15 @@ const FORCED: [&str; 2] = [
      SET LOCAL parallel_replicas.granule_blocks = 16",
 ];
 
+/// Under a tag nothing is divided: each query goes to one replica whole, or is executed here.
+const TAGGED: [&str; 1] = [
+    "SET LOCAL enable_parallel_replicas = 1; SET LOCAL parallel_replicas.setup_cost = 1e9;
+      SET LOCAL parallel_replicas.replica_tag = 'amy_test'",
+];
+
+/// Least number of corpus queries that a replica executes whole.
+const LEAST_WHOLE: usize = 440;
+
 /// Least number of corpus queries in which replicas contribute rows or granules: nine in ten of
 /// those that are not refused.
 const LEAST_USED: usize = 450;
@@ -43,8 +52,18 @@ enum Verdict {
 
 /// Runs a query alone and forced, in one snapshot.
 fn judge(client: &mut Client, preamble: &[String], query: &Query) -> Verdict {
+    judge_under(client, preamble, query, &FORCED)
+}
+
+/// Runs a query alone and under each of the settings, in one snapshot.
+fn judge_under(
+    client: &mut Client,
+    preamble: &[String],
+    query: &Query,
+    settings: &[&str],
+) -> Verdict {
     let before = used(client);
-    let verdict = run(client, preamble, query);
+    let verdict = run(client, preamble, query, settings);
     client
         .batch_execute("ROLLBACK")
         .expect("a transaction can be left");
@@ -59,14 +78,19 @@ fn judge(client: &mut Client, preamble: &[String], query: &Query) -> Verdict {
     }
 }
 
-fn run(client: &mut Client, preamble: &[String], query: &Query) -> Result<Option<String>, Error> {
+fn run(
+    client: &mut Client,
+    preamble: &[String],
+    query: &Query,
+    settings: &[&str],
+) -> Result<Option<String>, Error> {
     client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ")?;
     for statement in preamble.iter().chain(&query.preamble()) {
         client.batch_execute(statement)?;
     }
     client.batch_execute(OFF)?;
     let alone = Rows::fetch(client, &query.text)?;
-    for setting in FORCED {
+    for setting in settings {
         client.batch_execute(setting)?;
         let forced = Rows::fetch(client, &query.text)?;
         if let Some(difference) = alone.difference(&forced, query.ordered) {
@@ -218,22 +242,29 @@ fn every_corpus_query_gives_the_same_rows_with_replicas() {
     end(&cluster);
 }
 
+/// Corpus queries over tables that writers change: every third of them is enough, and keeps the time in
+/// bounds.
+fn changing_queries() -> impl Iterator<Item = Query> {
+    const CHANGING: [&str; 4] = ["fact", "detail", "t_sparse", "t_dead"];
+    const EVERY: usize = 3;
+    let changing = |query: &Query| CHANGING.iter().any(|name| query.mentions(name));
+    let queries = corpus::queries().into_iter().filter(changing);
+    queries.step_by(EVERY).map(|query| Query {
+        // The writers' rows have equal keys and nulls, so that no order is total.
+        ordered: false,
+        ..query
+    })
+}
+
 /// The corpus queries over some tables, in which the writers are at work: rows of transactions in
 /// progress, rolled back, deleted and vacuumed away lie everywhere.
 #[test]
 fn corpus_queries_over_changing_tables_give_the_same_rows_with_replicas() {
-    const CHANGING: [&str; 4] = ["fact", "detail", "t_sparse", "t_dead"];
-    /// Every third query is enough, and keeps the time in bounds.
-    const EVERY: usize = 3;
     let (cluster, mut client, writers) = corpus_cluster();
     let search_path = [String::from("SET LOCAL search_path = busy, public")];
-    let changing = |query: &Query| CHANGING.iter().any(|name| query.mentions(name));
     let (mut equal, mut with_replicas, mut refused) = (0, 0, 0);
     let mut wrong = String::new();
-    let queries = corpus::queries().into_iter().filter(changing);
-    for mut query in queries.step_by(EVERY) {
-        // The writers' rows have equal keys and nulls, so that no order is total.
-        query.ordered = false;
+    for query in changing_queries() {
         match judge(&mut client, &search_path, &query) {
             Verdict::Equal { used } => {
                 equal += 1;
@@ -253,6 +284,41 @@ fn corpus_queries_over_changing_tables_give_the_same_rows_with_replicas() {
         with_replicas >= LEAST_USED_CHANGING,
         "only {with_replicas} queries used replicas"
     );
+    end(&cluster);
+}
+
+/// The corpus once more, each query whole on the replica of a tag: over tables at rest, and those of
+/// them that mention a changing table over that as well.
+#[test]
+fn every_corpus_query_gives_the_same_rows_under_a_tag() {
+    let (cluster, mut client, writers) = corpus_cluster();
+    let (mut whole, mut here) = (0, BTreeMap::new());
+    let mut wrong = String::new();
+    for query in corpus::queries() {
+        match judge_under(&mut client, &[], &query, &TAGGED) {
+            Verdict::Equal { used: 0 } => {
+                let why = "SELECT coalesce((SELECT coalesce(reason, 'none') FROM
+                     parallel_replicas.query_log ORDER BY started DESC LIMIT 1), 'none')";
+                here.insert(query.name.clone(), text(&mut client, why));
+            }
+            Verdict::Equal { .. } => whole += 1,
+            Verdict::Refused(reason) => panic!("{}: refused for {reason}", query.name),
+            Verdict::Wrong(why) => writeln!(wrong, "{}: {why}\n", query.name).unwrap(),
+        }
+    }
+    let search_path = [String::from("SET LOCAL search_path = busy, public")];
+    for query in changing_queries() {
+        if let Verdict::Wrong(why) = judge_under(&mut client, &search_path, &query, &TAGGED) {
+            writeln!(wrong, "changing {}: {why}\n", query.name).unwrap();
+        }
+    }
+    let transactions = writers.stop();
+    println!(
+        "{whole} whole, {} here: {here:#?}; {transactions} transactions of writers meanwhile",
+        here.len()
+    );
+    assert!(wrong.is_empty(), "{wrong}");
+    assert!(whole >= LEAST_WHOLE, "only {whole} queries were sent whole");
     end(&cluster);
 }
 

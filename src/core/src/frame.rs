@@ -10,7 +10,7 @@ use crate::snapshot::WireSnapshot;
 use serde::{Deserialize, Serialize};
 
 /// Raised whenever a frame changes.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// First byte of a control frame; seven zero bytes follow.
 pub const CONTROL_TAG: u8 = 1;
@@ -122,6 +122,8 @@ pub struct Begin {
     pub time_zone_fingerprint: Option<u64>,
     pub collations: Vec<CollationIdentity>,
     pub relations: Vec<RelationIdentity>,
+    /// The plan is that of a whole query, with its subplans, for this one replica: no tasks are given.
+    pub whole: bool,
     /// `nodeToString` of the fragment's PlannedStmt.
     pub plan: Vec<u8>,
     /// External parameters in PostgreSQL's own serialisation.

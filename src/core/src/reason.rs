@@ -61,6 +61,8 @@ reasons! {
     RecordOutput, "record_output", "a column has an anonymous row type", "Name a composite type.";
     // Dispatch.
     SwitchedOff, "switched_off", "enable_parallel_replicas was switched off after the query was planned", "";
+    NoTag, "no_tag", "parallel_replicas.replica_tag was reset after the query was planned", "";
+    Nested, "nested", "the query is part of another one", "";
     NotParallelMode, "not_parallel_mode", "the query is not executed to its end at once",
         "Cursors, row limits of the client and some callers keep PostgreSQL from parallel execution.";
     InRecovery, "in_recovery", "this server is itself a standby", "Connect to the primary.";

@@ -44,8 +44,12 @@ pub struct Link {
     /// The connection was up at some time; the attempt to make it failed.
     pub was_connected: bool,
     pub connect_failed: bool,
+    /// It was lost by an error that is rather the query's than the replica's.
+    pub failed_by_query: bool,
     /// It refused because it had not replayed far enough.
     pub was_behind: bool,
+    /// It has the fragment for itself, and gets no tasks.
+    is_whole: bool,
     tasks: GivenTasks,
     /// The scan in which it waits for what others give back.
     parked: Option<u32>,
@@ -63,8 +67,19 @@ pub struct Link {
 
 impl Link {
     /// A link over a connection that is still being made, or one from the pool.
-    pub fn new(replica: u16, process: u16, lease: LeaseId, reused: bool, deadline: u64) -> Self {
-        Link::with_lease(replica, process, Some(lease), reused, deadline)
+    /// `is_whole`: it has the fragment for itself.
+    pub fn new(
+        replica: u16,
+        process: u16,
+        lease: LeaseId,
+        reused: bool,
+        deadline: u64,
+        is_whole: bool,
+    ) -> Self {
+        Link {
+            is_whole,
+            ..Link::with_lease(replica, process, Some(lease), reused, deadline)
+        }
     }
 
     fn with_lease(
@@ -88,7 +103,9 @@ impl Link {
             wants_write: true,
             was_connected: reused,
             connect_failed: false,
+            failed_by_query: false,
             was_behind: false,
+            is_whole: false,
             tasks: GivenTasks::default(),
             parked: None,
             gave_back: false,
@@ -126,6 +143,15 @@ impl Link {
     /// It was given work.
     pub fn had_tasks(&self) -> bool {
         self.tasks.total() > 0
+    }
+
+    /// Did it contribute to the fragment?
+    pub fn took_part(&self) -> bool {
+        match self.fate() {
+            Fate::Done => self.had_tasks() || self.is_whole,
+            Fate::Stopped => self.had_tasks(),
+            _ => false,
+        }
     }
 
     /// Sockets to wait for.
@@ -491,6 +517,7 @@ impl Link {
                     Step::Refused
                 }
                 Fate::Lost => {
+                    self.failed_by_query = failure.is_of_query();
                     events::add(Counter::LostCount, 1);
                     pgrx::log!("{query}: replica \"{name}\" was lost: {failure}");
                     self.trouble = Some(format!("lost: {failure}"));
