@@ -251,6 +251,7 @@ unsafe fn private(
         replicas: Vec::new(),
         available: replacement.available,
         local_plan: replacement.local_plan,
+        local_weight: 0,
         strict: replacement.strict,
         ramp: false,
         // SAFETY: as the caller says.

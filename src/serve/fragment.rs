@@ -514,6 +514,7 @@ fn next_task(scan: u32) -> Option<LinkTask> {
                 id,
                 start_block,
                 blocks,
+                cached_blocks,
             } if of == scan => {
                 session.current = Some(Current {
                     report: TaskReport { scan, id, blocks },
@@ -523,6 +524,7 @@ fn next_task(scan: u32) -> Option<LinkTask> {
                 Some(LinkTask {
                     start_block,
                     blocks,
+                    cached_blocks,
                 })
             }
             ToReplica::Finish { scan: of } if of == scan => None,

@@ -4,6 +4,7 @@
 //! Every argument is checked, since some of them come from the other end of a link.
 
 use super::layout::{Head, Run, TaskState};
+use super::queues::End;
 use super::{ProcessCounters, Stage, Task, TaskError, Totals};
 
 impl TaskState<'_> {
@@ -129,6 +130,13 @@ impl TaskState<'_> {
     /// LIMIT over a streaming fragment: tasks of each process start at one granule and double.
     pub fn set_ramp(&mut self, on: bool) {
         self.header.ramp = u32::from(on);
+    }
+
+    /// For tests of [`TaskState::verify_complete`] in a whole server: nobody gets the last granule.
+    pub fn withhold_last_granule(&mut self) {
+        if let Some(segment) = self.header.fixed.segments.checked_sub(1) {
+            self.cut_segment(segment, 1, End::Back);
+        }
     }
 
     /// What `process` did so far; all zero for a process that does not exist.

@@ -20,7 +20,7 @@ pub const MAX_GRANULES: u32 = 1 << 26;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PRtasks\0");
 /// Raise it with every change of the structs below.
-const LAYOUT_VERSION: u32 = 1;
+const LAYOUT_VERSION: u32 = 2;
 
 /// No segment, no granule.
 pub(super) const NONE: u32 = u32::MAX;
@@ -55,6 +55,9 @@ pub(super) struct Header {
     pub(super) unworked: u32,
     pub(super) live_processes: u32,
     pub(super) ramp: u32,
+    /// Granules worked through at the last `take_progress`.
+    shown: u32,
+    padding: u32,
 }
 
 /// Head and tail of a list of segments, and the granules that remain in them.
@@ -299,7 +302,7 @@ const fn words_of<T>(count: usize) -> usize {
 }
 
 const _: () = {
-    assert!(size_of::<Header>() == 72);
+    assert!(size_of::<Header>() == 80);
     assert!(size_of::<ReplicaSlot>() == 32);
     assert!(size_of::<ProcessSlot>() == 112);
     assert!(size_of::<Queue>() == 16);
@@ -482,6 +485,13 @@ impl<'a> TaskState<'a> {
     pub fn worked_through(&self) -> u32 {
         let unread = self.header.unassigned + self.header.unworked;
         self.header.fixed.granules.saturating_sub(unread)
+    }
+
+    /// Granules worked through since the last call; less than 0 if more were lost.
+    pub fn take_progress(&mut self) -> i64 {
+        let worked = self.worked_through();
+        let before = std::mem::replace(&mut self.header.shown, worked);
+        i64::from(worked) - i64::from(before)
     }
 
     /// Granules per segment of this scan.
