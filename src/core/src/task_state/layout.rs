@@ -210,15 +210,19 @@ pub fn size_words(scan: &ScanSpec, replicas: usize, processes: usize) -> Result<
     Ok(Fixed::new(scan, replicas, processes)?.words())
 }
 
-/// Granules per segment when nobody sets it. By table size alone, so that the map of a table is
-/// the same in every query; so that 64 replicas get 50 segments each where the table can give them
-/// that; and in steps of four, so that a growing table changes its map seldom.
+/// Granules per segment when nobody sets it. By table size alone, so that the map of a table is the same
+/// in every query, and in steps of four, so that a growing table changes its map seldom.
+///
+/// Many segments divide a table evenly: with s of them each, a replica is off by sqrt(s), and some
+/// 0.4 / sqrt(s) of the granules are stolen. But a task is never larger than a segment, and one of a
+/// single granule may be shorter than the round trip that fetches the next, and than what the operating
+/// system reads ahead. So a table gets 1024 segments before they grow to 16 and 64 granules, and
+/// 4 granules as soon as that leaves 256.
 fn automatic_segment_granules(granules: u32) -> u32 {
-    const SEGMENTS: u32 = 64 * 50;
-    [64, 16, 4]
+    [(64, 1024), (16, 1024), (4, 256)]
         .into_iter()
-        .find(|size| granules / size >= SEGMENTS)
-        .unwrap_or(1)
+        .find(|(size, segments)| granules / size >= *segments)
+        .map_or(1, |(size, _)| size)
 }
 
 impl Fixed {
