@@ -39,6 +39,16 @@ fn controller() -> io::Result<(PathBuf, bool)> {
 }
 
 impl Confinement {
+    /// In which part of the periods so far the share was used up.
+    pub fn throttled(&self) -> Option<f64> {
+        let statistics = fs::read_to_string(self.group.join("cpu.stat")).ok()?;
+        let number = |name: &str| -> Option<f64> {
+            let mut lines = statistics.lines();
+            lines.find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+        };
+        Some(number("nr_throttled ")? / number("nr_periods ")?)
+    }
+
     /// Confines a process and all its descendants, present and future, to `share` of a CPU. The
     /// period is longer for small shares.
     pub fn new(name: &str, root: i32, share: f64) -> io::Result<Self> {
