@@ -1,9 +1,10 @@
 # `make demo` shows the extension at work; `make test` runs everything that must pass.
 # Each target is a script of its own in scripts/, which says what it does and why.
 
-benchmarks := bench-overhead bench-local bench-small bench-rows bench-groups bench-write bench-scale
+benchmarks := bench-overhead bench-local bench-small bench-rows bench-groups bench-write bench-scale \
+	bench-tail bench-locality
 
-.PHONY: help setup install demo lint test sim test-regress fuzz-queries bench $(benchmarks) bench-queue soak-queue
+.PHONY: help setup install demo lint test sim test-regress fuzz-queries bench bench-core $(benchmarks) bench-queue soak-queue
 
 help:
 	@echo "make setup    install what building and testing need (Debian 12 packages, cargo-pgrx)"
@@ -13,7 +14,8 @@ help:
 	@echo "make lint     formatting and clippy"
 	@echo "make sim      what the rules of work-sharing promise and keep, simulated"
 	@echo "make bench    all benchmarks: make bench-overhead, bench-local, bench-small, bench-rows,"
-	@echo "              bench-groups, bench-write, bench-scale; see docs/benchmarks.md"
+	@echo "              bench-groups, bench-write, bench-scale, bench-tail, bench-locality,"
+	@echo "              bench-core; see docs/benchmarks.md"
 	@echo "make bench-queue, make soak-queue"
 	@echo "              the query queue under load; see docs/query-queue.md"
 	@echo "make test     setup, lint, all tests; ends with 'N passed, N failed'"
@@ -43,7 +45,10 @@ test-regress: install
 fuzz-queries: install
 	@scripts/fuzz.sh
 
-bench: $(benchmarks) bench-queue
+bench: bench-core $(benchmarks) bench-queue
+
+bench-core:
+	@scripts/bench-core.sh
 
 $(benchmarks): install
 	@scripts/bench.sh $(@:bench-%=%)

@@ -6,7 +6,7 @@
 //! Invariants: a replica that the monitor has not looked at, or not lately, counts as usable. One that
 //! was only discovered is used by nobody before it has answered the monitor as a standby of this system.
 
-use crate::cluster::Replica;
+use crate::cluster::{DEFAULT_PRIORITY, DEFAULT_WEIGHT, Replica};
 use crate::pg::proc;
 use crate::settings::replicas as settings;
 use crate::shm::monitor::{self, Entry, Key, Outcome, pool_key, replica_key};
@@ -129,9 +129,80 @@ pub fn trusted(replicas: &[Replica]) -> Vec<&Replica> {
         .collect()
 }
 
-/// Positions of the replicas that a query is to use, at most `most`, the preferred first.
-/// `despite`: if none can be used as far as is known, all are tried.
-pub fn choose(cluster: &str, replicas: &[Replica], most: usize, despite: bool) -> Vec<usize> {
+/// The servers that a query is to use.
+pub struct Chosen {
+    /// Positions, ascending: as all of them are used, preference does not matter any more, and EXPLAIN
+    /// is easier to read in one order.
+    pub replicas: Vec<usize>,
+    /// This server scans, too.
+    pub local: bool,
+    /// This server's share of the work.
+    pub local_weight: u32,
+}
+
+/// Chooses at most `most` replicas; of those and this server, if it is to be no better than they.
+/// At least one replica, if any can be used. `despite`: if none can be used as far as is known, all are
+/// tried. `local`: this server may scan.
+pub fn choose(
+    cluster: &str,
+    replicas: &[Replica],
+    most: usize,
+    despite: bool,
+    local: bool,
+) -> Chosen {
+    let own = own_position(replicas);
+    let own_replica = own.map(|position| &replicas[position]);
+    let competes = local && !crate::settings::prefer_local_replica();
+    let own_candidate = competes.then_some(Own {
+        position: own.unwrap_or(replicas.len()),
+        priority: own_replica.map_or(DEFAULT_PRIORITY, |replica| replica.priority),
+    });
+    let order = preferred(cluster, replicas, despite, own_candidate);
+    let mut chosen: Vec<usize> = order.iter().copied().take(most).collect();
+    let is_own = |position: &usize| own_candidate.is_some_and(|own| own.position == *position);
+    if most > 0 && chosen.iter().all(is_own) {
+        // Somebody has to be used, or it would not be a query over replicas.
+        chosen = order
+            .iter()
+            .copied()
+            .filter(|p| !is_own(p))
+            .take(1)
+            .collect();
+    }
+    let local = local && (!competes || chosen.iter().any(is_own));
+    chosen.retain(|position| !is_own(position));
+    chosen.sort_unstable();
+    Chosen {
+        replicas: chosen,
+        local,
+        local_weight: own_replica.map_or(DEFAULT_WEIGHT, |replica| replica.weight),
+    }
+}
+
+/// This server among those that it has to compete with.
+#[derive(Clone, Copy)]
+struct Own {
+    /// Of its definition, or after all others.
+    position: usize,
+    priority: i32,
+}
+
+/// Where the cluster lists this server itself, as far as the monitor knows.
+fn own_position(replicas: &[Replica]) -> Option<usize> {
+    let keys: Vec<Key> = replicas.iter().map(key).collect();
+    let here = Here::new();
+    monitor::look(&keys)
+        .iter()
+        .position(|entry| here.is_itself(entry.as_ref()) == Some(true))
+}
+
+/// Positions of the replicas that a query would use, the preferred first.
+pub fn order(cluster: &str, replicas: &[Replica]) -> Vec<usize> {
+    preferred(cluster, replicas, false, None)
+}
+
+/// Positions of the servers that can be used, the preferred first.
+fn preferred(cluster: &str, replicas: &[Replica], despite: bool, own: Option<Own>) -> Vec<usize> {
     monitor::want_this_database();
     let rules = settings::error_rules();
     let keys: Vec<Key> = replicas.iter().map(key).collect();
@@ -149,12 +220,13 @@ pub fn choose(cluster: &str, replicas: &[Replica], most: usize, despite: bool) -
             .collect();
     }
     let tag = settings::replica_tag();
-    let mut chosen = match tag.is_empty() {
-        true => by_balance(cluster, replicas, &known, &usable),
-        false => by_tag(&tag, replicas, &usable),
-    };
-    chosen.truncate(most);
-    chosen
+    if tag.is_empty() {
+        return by_balance(cluster, replicas, &known, &usable, own);
+    }
+    // Tags lead to replicas; this server comes after them.
+    let mut order = by_tag(&tag, replicas, &usable);
+    order.extend(own.map(|own| own.position));
+    order
 }
 
 fn by_balance(
@@ -162,14 +234,29 @@ fn by_balance(
     replicas: &[Replica],
     known: &[Option<Entry>],
     usable: &[usize],
+    own: Option<Own>,
 ) -> Vec<usize> {
     let error_rules = settings::error_rules();
-    let candidates: Vec<Candidate<'_>> = usable
+    let local_host = proc::host_name().unwrap_or_default();
+    let mut positions = usable.to_vec();
+    if let Some(own) = own.filter(|own| !usable.contains(&own.position)) {
+        let after = positions.partition_point(|position| *position < own.position);
+        positions.insert(after, own.position);
+    }
+    let is_own = |position: usize| own.filter(|own| own.position == position);
+    let candidates: Vec<Candidate<'_>> = positions
         .iter()
-        .map(|position| Candidate {
-            host: &replicas[*position].host,
-            errors: known[*position].map_or(0, |entry| entry.count.effective(&error_rules)),
-            priority: replicas[*position].priority,
+        .map(|position| match is_own(*position) {
+            Some(own) => Candidate {
+                host: &local_host,
+                errors: 0,
+                priority: own.priority,
+            },
+            None => Candidate {
+                host: &replicas[*position].host,
+                errors: known[*position].map_or(0, |entry| entry.count.effective(&error_rules)),
+                priority: replicas[*position].priority,
+            },
         })
         .collect();
     let algorithm = settings::load_balancing();
@@ -179,7 +266,6 @@ fn by_balance(
         Algorithm::RoundRobin => monitor::next_turn(pool_key(database, cluster)),
         _ => 0,
     };
-    let local_host = proc::host_name().unwrap_or_default();
     let rules = Rules {
         algorithm,
         local_host: &local_host,
@@ -190,7 +276,7 @@ fn by_balance(
     let random = || unsafe { pg_sys::pg_prng_uint64(&raw mut pg_sys::pg_global_prng_state) };
     balance::order(&candidates, &rules, random)
         .into_iter()
-        .map(|candidate| usable[candidate])
+        .map(|candidate| positions[candidate])
         .collect()
 }
 

@@ -40,11 +40,12 @@ struct Range {
 /// Warms the caches of this server and of the replicas that a query would use.
 pub fn prewarm(relation: pg_sys::Oid, cluster: &str) -> Vec<Warmed> {
     let known = cluster::replicas(cluster);
-    let mut chosen = choice::choose(cluster, &known, settings::max_parallel_replicas(), false);
-    chosen.sort_unstable();
-    let replicas: Vec<&Replica> = chosen.iter().map(|position| &known[*position]).collect();
-    let local = usize::from(settings::local_plan() || replicas.is_empty());
-    let mut servers = vec![(LOCAL_REPLICA, 1); local];
+    let most = settings::max_parallel_replicas();
+    let chosen = choice::choose(cluster, &known, most, false, settings::local_plan());
+    let positions = chosen.replicas.iter();
+    let replicas: Vec<&Replica> = positions.map(|position| &known[*position]).collect();
+    let local = usize::from(chosen.local || replicas.is_empty());
+    let mut servers = vec![(LOCAL_REPLICA, chosen.local_weight); local];
     servers.extend(
         replicas
             .iter()
@@ -127,7 +128,7 @@ fn share(relation: pg_sys::Oid, servers: &[(&str, u32)], work: &mut [Vec<Range>]
         relfilenode,
         blocks,
         granule_blocks: settings::granule_blocks(),
-        segment_granules: 0,
+        segment_granules: settings::mark_segment_size(),
     };
     let specs: Vec<ReplicaSpec<'_>> = servers
         .iter()

@@ -36,6 +36,20 @@ pub enum LogLevel {
     Trace,
 }
 
+/// `parallel_replicas.debug_assignment`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PostgresGucEnum)]
+pub enum Assignment {
+    /// The same owners in every query.
+    #[name = c"hash"]
+    Hash,
+    /// Other owners in every query, to measure what equal ones are worth.
+    #[name = c"random"]
+    Random,
+    /// Nobody gets the last granule, so that the check at the end of a query fails it.
+    #[name = c"incomplete"]
+    Incomplete,
+}
+
 /// A setting's storage that PostgreSQL writes through a raw pointer.
 struct EnumSetting(Cell<i32>);
 
@@ -93,6 +107,7 @@ static DEBUG_FORCE_ENTRIES: EnumEntries<4> = EnumEntries([
 static CLUSTER: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c"default"));
 static MAX_PARALLEL_REPLICAS: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static LOCAL_PLAN: GucSetting<bool> = GucSetting::<bool>::new(true);
+static PREFER_LOCAL_REPLICA: GucSetting<bool> = GucSetting::<bool>::new(true);
 static MIN_ROWS_PER_REPLICA: GucSetting<i32> = GucSetting::<i32>::new(0);
 static MARK_SEGMENT_SIZE: GucSetting<i32> = GucSetting::<i32>::new(0);
 static GRANULE_BLOCKS: GucSetting<i32> = GucSetting::<i32>::new(128);
@@ -102,6 +117,7 @@ static REPLAY_WAIT_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static STALL_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static IDLE_LINK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(300);
 static TUPLE_COST: GucSetting<f64> = GucSetting::<f64>::new(0.2);
+static DEBUG_ASSIGNMENT: GucSetting<Assignment> = GucSetting::<Assignment>::new(Assignment::Hash);
 static LOG_LEVEL: GucSetting<LogLevel> = GucSetting::<LogLevel>::new(LogLevel::Summary);
 static QUERY_LOG_SIZE: GucSetting<i32> = GucSetting::<i32>::new(512);
 static TEXT_LOG_SIZE: GucSetting<i32> = GucSetting::<i32>::new(8192);
@@ -167,6 +183,15 @@ fn init_session_settings() {
         GucContext::Userset,
         flags,
     );
+    GucRegistry::define_bool_guc(
+        c"parallel_replicas_prefer_local_replica",
+        c"Lets this server take part in every query, however few servers are admitted.",
+        c"Off, it is one of the servers that load_balancing chooses max_parallel_replicas from. Switch it \
+          off where many sessions on one server would make that server the busiest of the cluster.",
+        &PREFER_LOCAL_REPLICA,
+        GucContext::Userset,
+        flags,
+    );
     GucRegistry::define_int_guc(
         c"parallel_replicas_min_number_of_rows_per_replica",
         c"Limits the number of replicas to the estimated rows divided by this.",
@@ -180,7 +205,9 @@ fn init_session_settings() {
     GucRegistry::define_int_guc(
         c"parallel_replicas_mark_segment_size",
         c"Sets how many granules in a row belong to one replica.",
-        c"A power of two; other values are rounded down to one. 0 means by the size of the table.",
+        c"A power of two; other values are rounded down to one. 0 means by the size of the table. Raise it \
+          where tables are read from disks that are slow to seek; queries with another value find the \
+          caches of other replicas warm.",
         &MARK_SEGMENT_SIZE,
         0,
         16_384,
@@ -303,6 +330,15 @@ fn init_developer_settings() {
             None,
         );
     }
+    GucRegistry::define_enum_guc(
+        c"parallel_replicas.debug_assignment",
+        c"Spoils the assignment of granules, for tests and benchmarks.",
+        c"hash: not at all. random: to other owners in every query. incomplete: the last granule to \
+          nobody, which is an error.",
+        &DEBUG_ASSIGNMENT,
+        GucContext::Userset,
+        GucFlags::EXPLAIN,
+    );
 }
 
 fn init_log_settings() {
@@ -377,6 +413,10 @@ pub fn is_hidden_from_explain() -> bool {
     DEBUG_FORCE.0.get() == 2
 }
 
+pub fn assignment() -> Assignment {
+    DEBUG_ASSIGNMENT.get()
+}
+
 pub fn cluster() -> String {
     CLUSTER
         .get()
@@ -390,6 +430,10 @@ pub fn max_parallel_replicas() -> usize {
 
 pub fn local_plan() -> bool {
     LOCAL_PLAN.get()
+}
+
+pub fn prefer_local_replica() -> bool {
+    PREFER_LOCAL_REPLICA.get()
 }
 
 /// 0 means no limit.

@@ -233,7 +233,7 @@ fn preferred_replicas(cluster: &str) -> Vec<String> {
         crate::error::not_preloaded();
     }
     let replicas = cluster::replicas(cluster);
-    choice::choose(cluster, &replicas, replicas.len(), false)
+    choice::order(cluster, &replicas)
         .into_iter()
         .map(|position| replicas[position].name.clone())
         .collect()

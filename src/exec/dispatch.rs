@@ -9,7 +9,7 @@ use super::granule_scan::{self, GranuleScanState};
 use super::health;
 use super::link::Link;
 use super::memory;
-use super::tasks;
+use super::tasks::{self, Participants};
 use super::watch::Watch;
 use crate::cluster::{self, Replica};
 use crate::log::steps::{self, Process};
@@ -55,6 +55,8 @@ pub struct Shared {
     replay_wait_us: u64,
     first_replica: u16,
     names: Vec<String>,
+    /// Blocks that each replica owns.
+    owned_blocks: Vec<u64>,
     /// Whom to tell what happens.
     scope: Scope,
 }
@@ -64,6 +66,12 @@ impl Shared {
     pub fn replica_name(&self, number: u16) -> &str {
         let index = usize::from(number.saturating_sub(self.first_replica));
         self.names.get(index).map_or("", String::as_str)
+    }
+
+    /// Blocks of all scans that the replica with this number owns.
+    pub fn owned_blocks(&self, number: u16) -> u64 {
+        let index = usize::from(number.saturating_sub(self.first_replica));
+        self.owned_blocks.get(index).copied().unwrap_or(0)
     }
 
     /// Tells the log about a step of a link.
@@ -128,7 +136,7 @@ impl Dispatch {
         scans: Vec<*mut GranuleScanState>,
         streaming: bool,
         context: pg_sys::MemoryContext,
-        scope: Scope,
+        participants: &Participants,
     ) -> Self {
         // SAFETY: plain setting, in kilobytes.
         let work_mem = unsafe { pg_sys::work_mem }.max(64) as usize * 1024;
@@ -159,7 +167,11 @@ impl Dispatch {
                 .iter()
                 .map(|replica| replica.name.clone())
                 .collect(),
-            scope,
+            owned_blocks: (first_replica..)
+                .take(replicas.len())
+                .map(|replica| participants.owned_blocks(replica))
+                .collect(),
+            scope: participants.scope,
         };
         memory::keep();
         let known = cluster::all_replicas();

@@ -12,9 +12,9 @@ use crate::log::fragment;
 use crate::log::steps::{self, Process};
 use crate::pg::{executor, ffi};
 use crate::plan::private::{GRANULE_SCAN_NAME, GranuleScanPrivate, from_list};
-use crate::settings;
+use crate::settings::{self, Assignment};
 use crate::shm::logs::Step;
-use parallel_replicas_core::task_state::{ScanSpec, Task};
+use parallel_replicas_core::task_state::{LocalWork, ScanSpec, Task};
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -34,10 +34,9 @@ pub struct GranuleScanState {
     private_bytes: usize,
     /// Which process this is, for the task state.
     process: u16,
-    task: Task,
-    /// Granules of `task` that are not begun.
-    task_active: bool,
-    next_granule: u32,
+    work: LocalWork,
+    /// The blocks of the task in work are to stay in this server's buffers.
+    stays: bool,
     /// Blocks of the task that a link gave.
     link_next_block: u32,
     link_blocks_left: u32,
@@ -53,7 +52,7 @@ pub struct GranuleScanState {
     /// Participants that it has chosen; null for this server alone. Owned by that node.
     participants: *const Participants,
     /// Blocks of the relation, counted by the leader once the snapshot was taken.
-    pub blocks: u32,
+    blocks: u32,
     blocks_known: bool,
     /// Called in the leader before each task, so that links do not wait for it.
     between_tasks: Option<unsafe fn(*mut c_void)>,
@@ -67,6 +66,8 @@ pub struct GranuleScanState {
 pub struct LinkTask {
     pub start_block: u32,
     pub blocks: u32,
+    /// As in the Task frame.
+    pub cached_blocks: u64,
 }
 
 /// Waits for the next task of a scan, given by its number; None at its end.
@@ -270,8 +271,13 @@ unsafe extern "C-unwind" fn next_range(node: *mut GranuleScanState) -> bool {
                     (*statistics).t_counts.t_numscans -= 1;
                 }
             }
-            if executor::set_heap_range((*node).scan, start, blocks) {
-                (*node).in_range = true;
+            // What the scan keeps must live as long as it.
+            let context = (*(*node).css.ss.ps.state).es_query_cxt;
+            let before = pg_sys::MemoryContextSwitchTo(context);
+            (*node).in_range =
+                executor::set_heap_range((*node).scan, start, blocks, !(*node).stays);
+            pg_sys::MemoryContextSwitchTo(before);
+            if (*node).in_range {
                 return true;
             }
         }
@@ -284,11 +290,8 @@ unsafe fn begin_scan(node: *mut GranuleScanState) {
     // SAFETY: the relation is open, the snapshot is the query's.
     unsafe {
         let ss = &raw mut (*node).css.ss;
-        (*node).scan = executor::begin_heap_scan(
-            (*ss).ss_currentRelation,
-            (*(*ss).ps.state).es_snapshot,
-            true,
-        );
+        (*node).scan =
+            executor::begin_heap_scan((*ss).ss_currentRelation, (*(*ss).ps.state).es_snapshot);
         (*ss).ss_currentScanDesc = (*node).scan;
         let statistics = (*(*ss).ss_currentRelation).pgstat_info;
         if !statistics.is_null() {
@@ -312,24 +315,24 @@ unsafe fn next_granule(node: *mut GranuleScanState) -> Option<(u32, u32)> {
         }
         let tasks = (*node).tasks;
         let process = (*node).process;
-        if (*node).task_active {
-            let (task, next) = ((*node).task, (*node).next_granule);
-            let goes_on = next < task.end_granule()
-                && tasks::with(tasks, |state| Ok(state.may_continue(process, &task, next)));
-            (*node).task_active = goes_on;
+        let mut granule = None;
+        if (*node).work.has_more() {
+            granule = tasks::with(tasks, |state| Ok((*node).work.go_on(state, process)));
         }
-        if !(*node).task_active {
-            if let Some(between_tasks) = (*node).between_tasks {
-                between_tasks((*node).between_tasks_context);
+        let granule = match granule {
+            Some(granule) => granule,
+            None => {
+                if let Some(between_tasks) = (*node).between_tasks {
+                    between_tasks((*node).between_tasks_context);
+                }
+                let task = tasks::request(tasks, process);
+                report(tasks, process, task.as_ref());
+                let task = task?;
+                let cached = tasks::cached_blocks(&task, (*tasks).owned_blocks);
+                (*node).stays = tasks::stays_in_buffers(cached);
+                (*node).work.begin(task)
             }
-            let task = tasks::request(tasks, process);
-            report(tasks, process, task.as_ref());
-            (*node).task = task?;
-            (*node).task_active = true;
-            (*node).next_granule = (*node).task.start_granule;
-        }
-        let granule = (*node).next_granule;
-        (*node).next_granule += 1;
+        };
         let size = (*tasks).granule_blocks;
         let start = granule * size;
         Some((start, size.min((*tasks).blocks - start)))
@@ -373,6 +376,7 @@ unsafe fn next_link_granule(node: *mut GranuleScanState, source: LinkSource) -> 
                 (*node).css.ss.ss_currentRelation,
                 pg_sys::ForkNumber::MAIN_FORKNUM,
             );
+            (*node).stays = tasks::stays_in_buffers(task.cached_blocks);
             (*node).link_next_block = task.start_block;
             (*node).link_blocks_left = task.blocks.min(present.saturating_sub(task.start_block));
         }
@@ -440,6 +444,15 @@ pub unsafe fn granules(node: *mut GranuleScanState) -> u32 {
     }
 }
 
+/// Blocks of the relation.
+///
+/// # Safety
+/// The state is ours, and managed.
+pub unsafe fn blocks(node: *mut GranuleScanState) -> u32 {
+    // SAFETY: as the caller says.
+    unsafe { (*node).blocks }
+}
+
 /// The relation's blocks, counted once per execution, after the snapshot was taken: all rows that
 /// it can see are in them.
 ///
@@ -467,7 +480,11 @@ unsafe fn scan_spec(node: *mut GranuleScanState) -> ScanSpec {
         let relation = (*node).css.ss.ss_currentRelation;
         ScanSpec {
             database: pg_sys::MyDatabaseId.to_u32(),
-            relfilenode: (*relation).rd_node.relNode.to_u32(),
+            relfilenode: match settings::assignment() {
+                // As if it were another table each time.
+                Assignment::Random => pg_sys::pg_prng_uint32(&raw mut pg_sys::pg_global_prng_state),
+                _ => (*relation).rd_node.relNode.to_u32(),
+            },
             blocks: (*node).blocks,
             granule_blocks: (*node).granule_blocks,
             segment_granules: (*node).segment_granules,
@@ -549,7 +566,7 @@ unsafe fn reset(node: *mut GranuleScanState) {
     unsafe {
         (*node).in_range = false;
         (*node).ended = false;
-        (*node).task_active = false;
+        (*node).work = LocalWork::default();
         (*node).link_blocks_left = 0;
         (*node).link_granule_left = 0;
         executor::clear_slot((*node).css.ss.ss_ScanTupleSlot);

@@ -104,6 +104,8 @@ unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
             granule_scan::manage(*scan, &state.participants);
             granule_scan::call_between_tasks(*scan, between_tasks, node.cast());
         }
+        let blocks = state.scans.iter().map(|scan| granule_scan::blocks(*scan));
+        state.participants.blocks = blocks.map(u64::from).sum();
         state.refused.is_none()
     }
 }
@@ -129,11 +131,12 @@ fn choose_replicas(state: &mut State) -> bool {
     let replicas = cluster::replicas(&private.cluster);
     let force = settings::mode() == Mode::Force;
     private.available = replicas.len() as u32;
-    let mut chosen = choice::choose(&private.cluster, &replicas, private.most as usize, force);
-    // All of them are used, so that preference does not matter any more, and EXPLAIN is easier to read
-    // in one order.
-    chosen.sort_unstable();
+    let most = private.most as usize;
+    let chosen = choice::choose(&private.cluster, &replicas, most, force, private.local_plan);
+    private.local_plan = chosen.local;
+    private.local_weight = chosen.local_weight;
     private.replicas = chosen
+        .replicas
         .into_iter()
         .map(|position| {
             let replica = &replicas[position];
@@ -171,7 +174,10 @@ fn participants(state: &State) -> Participants {
     let private = &state.private;
     let mut participants = Participants::default();
     if private.local_plan {
-        participants.replicas.push((LOCAL_REPLICA.to_owned(), 1));
+        let weight = private.local_weight;
+        participants
+            .replicas
+            .push((LOCAL_REPLICA.to_owned(), weight));
     }
     let first_replica = participants.replicas.len() as u16;
     // Leader and local workers. Without a local plan only the leader, for what nobody else does.
@@ -227,7 +233,7 @@ unsafe extern "C-unwind" fn dispatch(node: *mut ParallelReplicasState) {
             state.scans.clone(),
             state.private.streaming,
             (*estate).es_query_cxt,
-            scope,
+            &state.participants,
         ));
     }
 }

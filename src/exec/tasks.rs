@@ -1,12 +1,16 @@
 //! The task state of one granule scan where PostgreSQL keeps it: in dynamic shared memory when
 //! there are local workers, in private memory otherwise.
 //!
-//! Locking contract: `lock` guards every word behind the header. It is held for single calls into
-//! the core only, which neither allocate, block nor raise; the core's own checks turn damage into
-//! errors, which are raised after the lock is released.
+//! Locking contract: `lock` guards every word behind the header, and `spent`; everything else of the
+//! header is written before other processes can see it and never again. The lock is held for single
+//! calls into the core only, which neither allocate, block nor raise; the core's own checks turn damage
+//! into errors, which are raised after the lock is released. What a call changes of the shown progress
+//! is added to an atomic after that. The core's module says what the lock orders, and its tests explore
+//! it with model checkers.
 
 use crate::log::Scope;
 use crate::pg::wait::now_micros;
+use crate::settings::{self, Assignment};
 use crate::shm;
 use parallel_replicas_core::task_state::{
     ReplicaSpec, ScanSpec, Stage, Task, TaskError, TaskState, size_words,
@@ -22,6 +26,8 @@ pub struct Participants {
     /// The replica that each process works for. Process 0 is the leader, then come the local
     /// workers, then the links.
     pub processes: Vec<u16>,
+    /// Blocks of all scans of the fragment.
+    pub blocks: u64,
     /// Whom to tell what happens.
     pub scope: Scope,
 }
@@ -32,8 +38,48 @@ impl Participants {
         Participants {
             replicas: vec![(LOCAL_REPLICA.to_owned(), 1)],
             processes: vec![0; workers + 1],
+            blocks: 0,
             scope: Scope::NONE,
         }
+    }
+
+    /// About how many blocks a replica owns: what it reads in every query, and may keep in its buffers.
+    /// 0 if it is alone, which PostgreSQL's own rules suit.
+    pub fn owned_blocks(&self, replica: u16) -> u64 {
+        let Some((_, weight)) = self.replicas.get(usize::from(replica)) else {
+            return 0;
+        };
+        if self.replicas.len() == 1 {
+            return 0;
+        }
+        let all: u64 = self.replicas.iter().map(|(_, of)| u64::from(*of)).sum();
+        self.blocks * u64::from(*weight) / all.max(1)
+    }
+
+    /// The same of this server.
+    fn owned_here(&self) -> u64 {
+        match self.replicas.first() {
+            Some((name, _)) if name == LOCAL_REPLICA => self.owned_blocks(0),
+            _ => 0,
+        }
+    }
+}
+
+/// Do a task's blocks go into this server's buffers to stay, where `owned` is what it reads in every
+/// such query, 0 if the task is not of it? Only if all of that fits beside whatever else is in use:
+/// otherwise the end of each scan would push out what the next begins with.
+pub fn stays_in_buffers(owned: u64) -> bool {
+    // SAFETY: fixed at server start.
+    let buffers = unsafe { pg_sys::NBuffers }.max(0) as u64;
+    owned > 0 && owned <= buffers / 4 * 3
+}
+
+/// What a process reads in every query, if this task is of it: segments that the hash gave to its
+/// replica to own or to steal.
+pub fn cached_blocks(task: &Task, owned: u64) -> u64 {
+    match task.stage {
+        Stage::Own | Stage::StolenByHash => owned,
+        Stage::StolenRest => 0,
     }
 }
 
@@ -53,8 +99,8 @@ pub struct SharedTasks {
     pub scope: Scope,
     /// Number of the scan in its fragment.
     pub scan: u32,
-    /// Granules worked through, as far as they are part of the query's shown progress.
-    shown: u32,
+    /// Blocks of all scans that this server owns.
+    pub owned_blocks: u64,
     /// Time spent on answering requests, by the answer's stage, and on laying out.
     pub spent: Spent,
 }
@@ -120,10 +166,13 @@ pub unsafe fn init(
         (*memory).shared = shared;
         (*memory).scope = participants.scope;
         (*memory).scan = 0;
-        (*memory).shown = 0;
+        (*memory).owned_blocks = participants.owned_here();
         (*memory).spent = Spent::default();
         let words = std::slice::from_raw_parts_mut(data(memory), words);
-        let state = TaskState::init(words, scan, &replicas, &participants.processes)?;
+        let mut state = TaskState::init(words, scan, &replicas, &participants.processes)?;
+        if settings::assignment() == Assignment::Incomplete {
+            state.withhold_last_granule();
+        }
         let selected = i64::from(state.selected());
         participants.scope.slot.add_selected(selected);
         (*memory).spent.laying_out = started.elapsed().as_nanos() as u64;
@@ -156,10 +205,7 @@ pub unsafe fn with<T>(
         let words = std::slice::from_raw_parts_mut(data(memory), (*memory).words as usize);
         let result = TaskState::attach(words).and_then(|mut state| {
             let result = f(&mut state)?;
-            let worked = state.worked_through();
-            let more = i64::from(worked) - i64::from((*memory).shown);
-            (*memory).shown = worked;
-            Ok((result, more))
+            Ok((result, state.take_progress()))
         });
         if shared {
             pg_sys::LWLockRelease(lock);

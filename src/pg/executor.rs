@@ -118,12 +118,8 @@ pub unsafe fn project(projection: *mut pg_sys::ProjectionInfo) -> *mut pg_sys::T
 pub unsafe fn begin_heap_scan(
     relation: pg_sys::Relation,
     snapshot: pg_sys::Snapshot,
-    allow_ring: bool,
 ) -> pg_sys::TableScanDesc {
-    let mut flags = pg_sys::ScanOptions::SO_TYPE_SEQSCAN | pg_sys::ScanOptions::SO_ALLOW_PAGEMODE;
-    if allow_ring {
-        flags |= pg_sys::ScanOptions::SO_ALLOW_STRAT;
-    }
+    let flags = pg_sys::ScanOptions::SO_TYPE_SEQSCAN | pg_sys::ScanOptions::SO_ALLOW_PAGEMODE;
     // SAFETY: as the caller says; the relation is a heap, so the method exists.
     unsafe {
         match (*(*relation).rd_tableam).scan_begin {
@@ -143,13 +139,21 @@ pub unsafe fn begin_heap_scan(
 /// Sets the scan to `blocks` blocks from `start`, clamped to what the relation has here: a heap
 /// scan would go on at block 0 when it passes the end. Returns whether any block is left.
 ///
+/// `ring`: a table that is large for the buffers is read through a few of them only, as PostgreSQL does
+/// in sequential scans. May allocate, in the current memory context, what the scan keeps.
+///
 /// # Safety
 /// `scan` came from [`begin_heap_scan`].
-pub unsafe fn set_heap_range(scan: pg_sys::TableScanDesc, start: u32, blocks: u32) -> bool {
+pub unsafe fn set_heap_range(
+    scan: pg_sys::TableScanDesc,
+    start: u32,
+    blocks: u32,
+    ring: bool,
+) -> bool {
     // SAFETY: as the caller says. The rescan takes the relation's present size into rs_nblocks.
     unsafe {
         if let Some(rescan) = (*(*(*scan).rs_rd).rd_tableam).scan_rescan {
-            rescan(scan, std::ptr::null_mut(), false, false, false, false);
+            rescan(scan, std::ptr::null_mut(), true, ring, false, true);
         }
         let present = (*scan.cast::<pg_sys::HeapScanDescData>()).rs_nblocks;
         if start >= present || blocks == 0 {

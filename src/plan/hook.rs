@@ -432,6 +432,8 @@ fn prepare(force: bool, strict: bool, replicas: Rc<[Replica]>, usable: usize) ->
         replicas_most,
         links_per_replica,
         local_plan: settings::local_plan(),
+        local_share: settings::local_plan()
+            && (settings::prefer_local_replica() || usable < replicas_most),
         local_workers_limit,
     });
     if replicas_used == 0 {

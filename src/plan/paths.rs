@@ -190,7 +190,7 @@ unsafe fn offer(
     // SAFETY: as the caller says; the path is allocated by the planner's makeNode.
     unsafe {
         let natural = local_workers(rel, planning.local_workers_limit);
-        let local = if planning.local_plan { natural } else { 0 };
+        let local = if planning.local_share { natural } else { 0 };
         let path =
             pgrx::PgBox::<pg_sys::CustomPath>::alloc_node(pg_sys::NodeTag::T_CustomPath).into_pg();
         let base = &raw mut (*path).path;
@@ -266,13 +266,13 @@ unsafe fn cost(
     // SAFETY: as the caller says.
     unsafe {
         let links = (replicas * planning.links_per_replica) as f64;
-        let local_processes = if planning.local_plan {
+        let local_processes = if planning.local_share {
             f64::from(local.max(1))
         } else {
             0.0
         };
         let processes = (local_processes + links).max(1.0);
-        let servers = (replicas as f64 + f64::from(u8::from(planning.local_plan))).max(1.0);
+        let servers = (replicas as f64 + f64::from(u8::from(planning.local_share))).max(1.0);
         let mut qual = (*rel).baserestrictcost;
         let target = (*(*path).pathtarget).cost;
         let mut page_cost = 0.0;

@@ -70,9 +70,13 @@ pub struct ParallelReplicasPrivate {
     /// Chosen at the first execution.
     #[serde(skip)]
     pub replicas: Vec<PlannedReplica>,
+    /// This server scans, too, unless others are preferred at the first execution.
     pub local_plan: bool,
     /// Everything below goes to one replica, or is executed here: there is nothing to divide.
     pub whole: bool,
+    /// Its share of the work; chosen with the replicas.
+    #[serde(skip)]
+    pub local_weight: u32,
     /// The user typed the query under force: an error if replicas cannot be used.
     pub strict: bool,
     /// A task's rows are complete when the task is.

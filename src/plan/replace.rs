@@ -253,6 +253,7 @@ unsafe fn private(
         available: replacement.available,
         local_plan: replacement.local_plan,
         whole: false,
+        local_weight: 0,
         strict: replacement.strict,
         ramp: false,
         // SAFETY: as the caller says.

@@ -31,6 +31,8 @@ pub struct Planning {
     pub replicas_most: usize,
     pub links_per_replica: usize,
     pub local_plan: bool,
+    /// It is expected to: nobody is preferred to this server.
+    pub local_share: bool,
     /// `max_parallel_workers_per_gather` as the user set it.
     pub local_workers_limit: i32,
     /// Scans of tables that could use replicas, as far as the table is concerned.
@@ -109,6 +111,7 @@ pub struct Start {
     pub replicas_most: usize,
     pub links_per_replica: usize,
     pub local_plan: bool,
+    pub local_share: bool,
     pub local_workers_limit: i32,
 }
 
@@ -126,6 +129,7 @@ pub fn push(start: Start) -> usize {
             replicas_most: start.replicas_most,
             links_per_replica: start.links_per_replica,
             local_plan: start.local_plan,
+            local_share: start.local_share,
             local_workers_limit: start.local_workers_limit,
             eligible_scans: 0,
             refused: Vec::new(),

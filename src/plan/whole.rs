@@ -178,6 +178,7 @@ fn private(findings: &Findings, available: usize, strict: bool) -> ParallelRepli
         replicas: Vec::new(),
         local_plan: false,
         whole: true,
+        local_weight: 0,
         strict,
         streaming: false,
         ramp: false,

@@ -566,6 +566,7 @@ fn next_task(scan: u32) -> Option<LinkTask> {
                 id,
                 start_block,
                 blocks,
+                cached_blocks,
             } if of == scan => {
                 session.current = Some(Current {
                     report: TaskReport { scan, id, blocks },
@@ -575,6 +576,7 @@ fn next_task(scan: u32) -> Option<LinkTask> {
                 Some(LinkTask {
                     start_block,
                     blocks,
+                    cached_blocks,
                 })
             }
             ToReplica::Finish { scan: of } if of == scan => None,

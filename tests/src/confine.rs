@@ -8,7 +8,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-const PERIOD_MICROS: u32 = 10_000;
+const PERIOD_MICROS: f64 = 10_000.0;
+/// The kernel takes no smaller quota.
+const QUOTA_MICROS_MIN: f64 = 1_000.0;
 
 /// A control group; its processes are set free when it is dropped.
 pub struct Confinement {
@@ -37,18 +39,30 @@ fn controller() -> io::Result<(PathBuf, bool)> {
 }
 
 impl Confinement {
-    /// Confines a process and all its descendants, present and future, to `share` of a CPU.
+    /// In which part of the periods so far the share was used up.
+    pub fn throttled(&self) -> Option<f64> {
+        let statistics = fs::read_to_string(self.group.join("cpu.stat")).ok()?;
+        let number = |name: &str| -> Option<f64> {
+            let mut lines = statistics.lines();
+            lines.find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+        };
+        Some(number("nr_throttled ")? / number("nr_periods ")?)
+    }
+
+    /// Confines a process and all its descendants, present and future, to `share` of a CPU. The
+    /// period is longer for small shares.
     pub fn new(name: &str, root: i32, share: f64) -> io::Result<Self> {
         let (parent, unified) = controller()?;
         let group = parent.join(format!("parallel_replicas_{}_{name}", std::process::id()));
         fs::create_dir(&group)?;
         let confinement = Self { group, parent };
-        let quota = (f64::from(PERIOD_MICROS) * share).round();
+        let period = PERIOD_MICROS.max(QUOTA_MICROS_MIN / share).round();
+        let quota = (period * share).round().max(QUOTA_MICROS_MIN);
         let group = &confinement.group;
         if unified {
-            fs::write(group.join("cpu.max"), format!("{quota} {PERIOD_MICROS}"))?;
+            fs::write(group.join("cpu.max"), format!("{quota} {period}"))?;
         } else {
-            fs::write(group.join("cpu.cfs_period_us"), PERIOD_MICROS.to_string())?;
+            fs::write(group.join("cpu.cfs_period_us"), period.to_string())?;
             fs::write(group.join("cpu.cfs_quota_us"), quota.to_string())?;
         }
         // Until no child escapes that was born meanwhile.

@@ -37,9 +37,11 @@ impl fmt::Display for Damage {
 /// Waits until every standby has caught up, then panics if one holds other rows than the primary.
 ///
 /// All standbys must be up and in recovery.
+/// Also panics if a query of the primary's log counted more granules than there were to read.
 #[track_caller]
 pub fn damage_check(cluster: &Cluster) {
     cluster.wait_all_caught_up();
+    counters_check(cluster);
     for node in cluster.standbys() {
         let damage = damage_on(cluster, node);
         let lines: Vec<String> = damage.iter().map(Damage::to_string).collect();
@@ -49,6 +51,36 @@ pub fn damage_check(cluster: &Cluster) {
             lines.join("\n")
         );
     }
+}
+
+/// The node's log of queries agrees with itself: every granule of a finished query was its process's own,
+/// stolen by hash or stolen from the rest. Fewer may be read than were selected, where a LIMIT or a
+/// join needed no more; that all were read otherwise is checked by the query itself.
+#[track_caller]
+fn counters_check(cluster: &Cluster) {
+    let mut client = cluster.connect(PRIMARY);
+    let logged = "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'parallel_replicas')
+              AND current_setting('shared_preload_libraries') LIKE '%parallel_replicas%'";
+    if !client
+        .query_one(logged, &[])
+        .expect("the catalog can be read")
+        .get::<_, bool>(0)
+    {
+        return;
+    }
+    let miscounted = column(
+        &mut client,
+        "SELECT format('%s own, %s stolen by hash, %s stolen rest, of %s granules: %s', granules_own,
+                granules_stolen_by_hash, granules_stolen_rest, granules, query)
+         FROM parallel_replicas.query_log
+         WHERE status = 'finished'
+           AND granules_own + granules_stolen_by_hash + granules_stolen_rest > granules",
+    );
+    assert!(
+        miscounted.is_empty(),
+        "miscounted:\n{}",
+        miscounted.join("\n")
+    );
 }
 
 /// Compares one standby with the primary as they are now, without waiting.

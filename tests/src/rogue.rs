@@ -269,6 +269,7 @@ impl Rogue {
                             id,
                             start_block,
                             blocks,
+                            cached_blocks: 0,
                         });
                         id += 1;
                     }

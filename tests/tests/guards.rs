@@ -588,6 +588,7 @@ fn garbage_ends_the_exchange_and_nothing_else() {
             id: 0,
             start_block: 0,
             blocks: 1,
+            cached_blocks: 0,
         },
         ToReplica::Finish { scan: 9 },
         ToReplica::Begin {

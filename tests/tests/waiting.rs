@@ -79,6 +79,7 @@ fn a_process_whose_rows_nobody_takes_gives_way_to_replay() {
         id: 0,
         start_block: 0,
         blocks: 100_000,
+        cached_blocks: 0,
     });
     wait_until(SOON, "the process cannot send on", || {
         backend(&mut scene, &rogue, "wait_event_type") == "Extension"

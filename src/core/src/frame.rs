@@ -141,12 +141,15 @@ pub struct Begin {
 pub enum ToReplica {
     /// A [`Begin`] in its encoded form, because its bytes are authenticated before they are read.
     Begin { mac: Mac, body: Vec<u8> },
-    /// Blocks `start_block .. start_block + blocks` of scan `scan`.
+    /// Blocks `start_block .. start_block + blocks` of scan `scan`. `cached_blocks`: so many blocks, of
+    /// all scans, this replica reads in every such query, these among them, so that they are worth
+    /// keeping in its buffers if all of them fit; 0: another query may read these elsewhere.
     Task {
         scan: u32,
         id: u32,
         start_block: u32,
         blocks: u32,
+        cached_blocks: u64,
     },
     /// End task `id` at the first granule that does not begin before `keep_until_block`.
     Shrink {
@@ -323,6 +326,7 @@ mod tests {
             id: 7,
             start_block: 128,
             blocks: 256,
+            cached_blocks: 1 << 20,
         };
         let mut bytes = encode(&frame).unwrap();
         assert_eq!(decode::<ToReplica>(&bytes), Ok(frame));

@@ -18,6 +18,7 @@ fn frames() -> Vec<Vec<u8>> {
             id: 2,
             start_block: 3,
             blocks: 4,
+            cached_blocks: 5,
         },
         ToReplica::Shrink {
             scan: 1,

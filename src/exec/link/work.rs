@@ -60,6 +60,7 @@ impl Link {
                     id: task.id,
                     start_block,
                     blocks,
+                    cached_blocks: tasks::cached_blocks(&task, shared.owned_blocks(self.replica)),
                 },
                 connection,
             )?;

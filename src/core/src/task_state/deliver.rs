@@ -4,6 +4,7 @@
 //! Every argument is checked, since some of them come from the other end of a link.
 
 use super::layout::{Head, Run, TaskState};
+use super::queues::End;
 use super::{ProcessCounters, Stage, Task, TaskError, Totals};
 
 impl TaskState<'_> {
@@ -131,6 +132,13 @@ impl TaskState<'_> {
         self.header.ramp = u32::from(on);
     }
 
+    /// For tests of [`TaskState::verify_complete`] in a whole server: nobody gets the last granule.
+    pub fn withhold_last_granule(&mut self) {
+        if let Some(segment) = self.header.fixed.segments.checked_sub(1) {
+            self.cut_segment(segment, 1, End::Back);
+        }
+    }
+
     /// What `process` did so far; all zero for a process that does not exist.
     pub fn process_counters(&self, process: u16) -> ProcessCounters {
         let Some(slot) = self.processes.get(usize::from(process)) else {
@@ -179,14 +187,16 @@ impl TaskState<'_> {
             }
             granule += head.granules;
         }
-        let counted: u64 = self
-            .processes
-            .iter()
-            .flat_map(|slot| slot.by_stage)
-            .map(u64::from)
-            .sum();
+        let mut by_stage = [0u64; 3];
+        for slot in self.processes.iter() {
+            for (sum, granules) in by_stage.iter_mut().zip(slot.by_stage) {
+                *sum += u64::from(granules);
+            }
+        }
+        let counted = by_stage.iter().sum();
+        let stages_agree = by_stage == [totals.own, totals.by_hash, totals.rest].map(u64::from);
         let complete = self.header.delivered == selected && self.header.unassigned == 0;
-        if counted != u64::from(selected) || !complete {
+        if counted != u64::from(selected) || !stages_agree || !complete {
             return Err(TaskError::WrongTotal { counted, selected });
         }
         Ok(totals)
@@ -214,5 +224,79 @@ impl TaskState<'_> {
             self.orphans.insert(granule);
         }
         self.header.unassigned += granules;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task_state::{ReplicaSpec, ScanSpec, size_words};
+
+    const SCAN: ScanSpec = ScanSpec {
+        database: 5,
+        relfilenode: 16_400,
+        blocks: 8,
+        granule_blocks: 1,
+        segment_granules: 4,
+    };
+
+    /// What the check says of a whole scan of two processes, after `spoil`.
+    fn verified(spoil: impl FnOnce(&mut TaskState<'_>)) -> Result<Totals, TaskError> {
+        let replicas = ["", "standby"].map(|name| ReplicaSpec { name, weight: 1 });
+        let mut words = vec![0; size_words(&SCAN, 2, 2).unwrap()];
+        let mut state = TaskState::init(&mut words, &SCAN, &replicas, &[0, 1]).unwrap();
+        for now in 0.. {
+            let process = (now % 2) as u16;
+            match state.request(process, now * 1000) {
+                Some(task) => state.deliver(process, task).unwrap(),
+                None if state.undelivered() == 0 => break,
+                None => {}
+            }
+        }
+        spoil(&mut state);
+        state.verify_complete()
+    }
+
+    fn spoil_head(state: &mut TaskState<'_>, change: impl FnOnce(&mut Head)) {
+        let mut head = Head::unpack(state.heads[0]).unwrap();
+        change(&mut head);
+        state.heads[0] = head.pack();
+    }
+
+    #[test]
+    fn the_check_finds_every_kind_of_miscount() {
+        let totals = verified(|_| {}).expect("nothing is wrong");
+        assert_eq!(totals.own + totals.by_hash + totals.rest, 8);
+        let undelivered = Err(TaskError::Undelivered { granule: 0 });
+        assert_eq!(verified(|state| state.heads[0] = 0), undelivered);
+        let not_passed_on =
+            |state: &mut TaskState<'_>| spoil_head(state, |head| head.delivered = false);
+        assert_eq!(verified(not_passed_on), undelivered);
+        let longer = |state: &mut TaskState<'_>| spoil_head(state, |head| head.granules += 1);
+        assert_eq!(verified(longer), Err(TaskError::Damaged("tasks overlap")));
+        let nobody = |state: &mut TaskState<'_>| spoil_head(state, |head| head.process = 9);
+        assert_eq!(
+            verified(nobody),
+            Err(TaskError::Damaged("process of a granule"))
+        );
+        let wrong = |counted| {
+            Err(TaskError::WrongTotal {
+                counted,
+                selected: 8,
+            })
+        };
+        assert_eq!(
+            verified(|state| state.processes[1].by_stage[0] += 1),
+            wrong(9)
+        );
+        let other_stage = |state: &mut TaskState<'_>| {
+            let stages = &mut state.processes[1].by_stage;
+            let from = stages.iter().position(|granules| *granules > 0).unwrap();
+            stages[from] -= 1;
+            stages[(from + 1) % 3] += 1;
+        };
+        assert_eq!(verified(other_stage), wrong(8));
+        assert_eq!(verified(|state| state.header.delivered -= 1), wrong(8));
+        assert_eq!(verified(|state| state.header.unassigned += 1), wrong(8));
     }
 }

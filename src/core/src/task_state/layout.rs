@@ -20,7 +20,7 @@ pub const MAX_GRANULES: u32 = 1 << 26;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PRtasks\0");
 /// Raise it with every change of the structs below.
-const LAYOUT_VERSION: u32 = 1;
+const LAYOUT_VERSION: u32 = 2;
 
 /// No segment, no granule.
 pub(super) const NONE: u32 = u32::MAX;
@@ -55,6 +55,9 @@ pub(super) struct Header {
     pub(super) unworked: u32,
     pub(super) live_processes: u32,
     pub(super) ramp: u32,
+    /// Granules worked through at the last `take_progress`.
+    shown: u32,
+    padding: u32,
 }
 
 /// Head and tail of a list of segments, and the granules that remain in them.
@@ -207,15 +210,19 @@ pub fn size_words(scan: &ScanSpec, replicas: usize, processes: usize) -> Result<
     Ok(Fixed::new(scan, replicas, processes)?.words())
 }
 
-/// Granules per segment when nobody sets it. By table size alone, so that the map of a table is
-/// the same in every query; so that 64 replicas get 50 segments each where the table can give them
-/// that; and in steps of four, so that a growing table changes its map seldom.
+/// Granules per segment when nobody sets it. By table size alone, so that the map of a table is the same
+/// in every query, and in steps of four, so that a growing table changes its map seldom.
+///
+/// Many segments divide a table evenly: with s of them each, a replica is off by sqrt(s), and some
+/// 0.4 / sqrt(s) of the granules are stolen. But a task is never larger than a segment, and one of a
+/// single granule may be shorter than the round trip that fetches the next, and than what the operating
+/// system reads ahead. So a table gets 1024 segments before they grow to 16 and 64 granules, and
+/// 4 granules as soon as that leaves 256.
 fn automatic_segment_granules(granules: u32) -> u32 {
-    const SEGMENTS: u32 = 64 * 50;
-    [64, 16, 4]
+    [(64, 1024), (16, 1024), (4, 256)]
         .into_iter()
-        .find(|size| granules / size >= SEGMENTS)
-        .unwrap_or(1)
+        .find(|(size, segments)| granules / size >= *segments)
+        .map_or(1, |(size, _)| size)
 }
 
 impl Fixed {
@@ -299,7 +306,7 @@ const fn words_of<T>(count: usize) -> usize {
 }
 
 const _: () = {
-    assert!(size_of::<Header>() == 72);
+    assert!(size_of::<Header>() == 80);
     assert!(size_of::<ReplicaSlot>() == 32);
     assert!(size_of::<ProcessSlot>() == 112);
     assert!(size_of::<Queue>() == 16);
@@ -482,6 +489,13 @@ impl<'a> TaskState<'a> {
     pub fn worked_through(&self) -> u32 {
         let unread = self.header.unassigned + self.header.unworked;
         self.header.fixed.granules.saturating_sub(unread)
+    }
+
+    /// Granules worked through since the last call; less than 0 if more were lost.
+    pub fn take_progress(&mut self) -> i64 {
+        let worked = self.worked_through();
+        let before = std::mem::replace(&mut self.header.shown, worked);
+        i64::from(worked) - i64::from(before)
     }
 
     /// Granules per segment of this scan.

@@ -15,7 +15,7 @@
 //!
 //! Protocol of a caller:
 //! - A local process: [`TaskState::request`], then before every granule but the first
-//!   [`TaskState::may_continue`], then `deliver` (streaming) or at its end `deliver_all` (blocking).
+//!   [`TaskState::may_continue`] (both through [`LocalWork`]), and at its end `deliver_all`.
 //! - A link: `request` when it is idle, [`TaskState::request_ahead`] while it still works on its
 //!   current task, [`TaskState::worked`] when its TaskDone arrives, then as above.
 //! - `None` from a request means "nothing for you now", even while `unassigned` is not 0: near the
@@ -33,13 +33,30 @@
 //! - Task ids only grow, so that a result that comes late, after its task was taken away, is told
 //!   from the result of the next attempt.
 //!
+//! Contract of the lock and of what lies outside it (`tests/shared` holds it against model checkers):
+//! - Every call, `attach` included, is made with the one lock held, exclusively. A call takes a bounded
+//!   time, never waits, allocates or panics, and leaves the state whole also when it returns an error;
+//!   so the lock may be a spin lock, and no process that dies between two calls leaves it half changed.
+//! - The blocks of a granule are read without the lock, by the process that holds it, from the return
+//!   of the call that gave it (`request`, `may_continue`) to the process's next call. That is why
+//!   holding the lock at both ends is all the ordering that readers need, and why a task can be cut
+//!   behind the granule that is being read, never at it: the *end mark* of a task is its granule count
+//!   in the process's slot, which others lower under the lock and the process reads in `may_continue`.
+//! - There is no atomic here. Progress that others see is added up outside the lock, from differences
+//!   that [`TaskState::take_progress`] hands out under it, so the sum is right in whatever order they
+//!   arrive.
+//! - A link is nobody of its own: the leader makes its calls. Only the leader calls `lose`, `revive`,
+//!   `give_back`, `shrink_candidate` and `set_replica_live`, and `verify_complete` after all workers
+//!   have ended.
+//!
 //! How it is laid out: `layout`. Lists of segments: `queues`. Granules that came back: `orphans`.
 //! The stages of a request: `assign`. Speed and task size: `pace`. Ends of tasks: `deliver`.
-//! Taking back what is in flight: `shrink`.
+//! Taking back what is in flight: `shrink`. A local process between its calls: `local`.
 
 mod assign;
 mod deliver;
 mod layout;
+mod local;
 mod orphans;
 mod pace;
 mod queues;
@@ -49,6 +66,7 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::rendezvous::{MAX_REPLICAS, ReplicaSpec};
 pub use layout::{MAX_GRANULES, MAX_PROCESSES, TaskState, size_words};
+pub use local::LocalWork;
 pub use shrink::Shrink;
 
 /// Blocks in a part: PostgreSQL's RELSEG_SIZE, 1 GiB of 8 KiB blocks.

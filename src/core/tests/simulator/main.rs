@@ -225,6 +225,25 @@ fn makespan_many_processes_and_late_joiners() {
     assert!(worst("makespan / ideal, half of them join after 7 s", 1.03, late) <= 1.03);
 }
 
+/// A task ahead hides a round trip that is no longer than the task. So a table that is large enough has
+/// segments of several granules, here of 2 ms each.
+#[test]
+fn makespan_far_links() {
+    for (round_trip, bar) in [(1, 1.03), (5, 1.10)] {
+        let far = |setup: &mut Setup, _: &mut Random| {
+            setup.participants = [&setup.participants[..]; 2].concat();
+            for participant in &mut setup.participants {
+                participant.granule_micros = 2_000;
+                participant.link_micros = participant.link_micros.map(|_| round_trip * 500);
+            }
+        };
+        let row = format!(
+            "makespan / ideal, round trips of {round_trip} ms, granules of 2 ms, 2 processes each"
+        );
+        assert!(worst_of(&row, bar, 1000, far) <= bar);
+    }
+}
+
 #[test]
 fn makespan_one_stalls() {
     let stalls = |setup: &mut Setup, random: &mut Random| {

@@ -7,12 +7,14 @@
 mod by_hand;
 mod groups;
 mod local;
+mod locality;
 mod options;
 mod overhead;
 mod report;
 mod rows;
 mod scale;
 mod small;
+mod tail;
 mod write;
 
 use report::Row;
@@ -27,7 +29,18 @@ const BENCHMARKS: &[(&str, Benchmark)] = &[
     ("groups", groups::run),
     ("write", write::run),
     ("scale", scale::run),
+    ("tail", tail::run),
+    ("locality", locality::run),
 ];
+
+/// What the two sides of a benchmark's rows are called.
+fn sides(name: &str) -> [&'static str; 2] {
+    match name {
+        "tail" => ["allowed", "measured"],
+        "locality" => ["first run", "second run"],
+        _ => ["without", "with"],
+    }
+}
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
@@ -40,7 +53,7 @@ fn main() {
         std::process::exit(2);
     };
     let rows = run();
-    report::print_table(&rows);
+    report::print_table(&rows, sides(&name));
     std::fs::write(&file, report::json(&name, &rows)).expect("figures can be written");
     println!("\nfigures: {file}");
 }

@@ -70,8 +70,8 @@ fn sample(mut values: Vec<f64>) -> Sample {
     }
 }
 
-pub fn print_table(rows: &[Row]) {
-    println!("\n{:>7}  {:>22}  {:>22}", "ratio", "without", "with");
+pub fn print_table(rows: &[Row], [baseline, subject]: [&str; 2]) {
+    println!("\n{:>7}  {baseline:>22}  {subject:>22}", "ratio");
     for row in rows {
         println!(
             "{:7.3}  {:>22}  {:>22}  {:4} {}{}",
@@ -87,7 +87,7 @@ pub fn print_table(rows: &[Row]) {
             }
         );
     }
-    println!("\nmedian (least-most); ratio is with / without, the median of the pairs");
+    println!("\nmedian (least-most); ratio is {subject} / {baseline}, the median of the pairs");
 }
 
 fn cell(sample: &Sample) -> String {
