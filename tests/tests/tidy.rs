@@ -39,7 +39,7 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ("error", vec![]),
         ("secret", vec!["error", "pg"]),
         ("shm", vec!["pg", "settings"]),
-        ("net", vec!["pg", "error"]),
+        ("net", vec!["pg", "error", "shm"]),
         ("cluster", vec!["net", "pg", "shm"]),
         ("log", vec!["pg", "settings", "shm"]),
         ("choice", vec!["pg", "shm", "settings", "cluster"]),
