@@ -2,20 +2,22 @@
 
 use crate::net::{Connection, NetError, RemoteError, ResultRead};
 use parallel_replicas_core::frame::{Identity, Refusal};
-use parallel_replicas_core::link::{Event, Misreport, OutOfTurn};
+use parallel_replicas_core::link::{Event, Misreport, OutOfTurn, is_of_the_query};
 use std::fmt;
 
 /// Why a turn of the link ended it.
 pub enum Failure {
     /// Connection, protocol, infrastructure error there.
     Infrastructure(String),
+    /// An error there that is the query's fault.
+    OfTheQuery(String),
     Refused(Refusal),
 }
 
 impl Failure {
     pub fn event(&self) -> Event {
         match self {
-            Failure::Infrastructure(_) => Event::Failed,
+            Failure::Infrastructure(_) | Failure::OfTheQuery(_) => Event::Failed,
             Failure::Refused(_) => Event::Refused,
         }
     }
@@ -38,7 +40,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Infrastructure(why) => f.write_str(why),
+            Failure::Infrastructure(why) | Failure::OfTheQuery(why) => f.write_str(why),
             Failure::Refused(refusal) => write!(f, "{} ({})", refusal.reason, refusal.detail),
         }
     }
@@ -73,15 +75,18 @@ pub fn protocol(what: &str) -> Failure {
     Failure::Infrastructure(what.to_owned())
 }
 
-/// An error that the replica raised. Whether it was the rows' fault or the server's does not matter:
-/// the work is done again, and an error of the rows is raised there, as it would be without us.
+/// An error that the replica raised. Whether it was the query's fault or the server's, the work is
+/// done again: an error of the query is raised there, as it would be without us.
 pub fn remote(error: Option<RemoteError>) -> Failure {
     match error {
-        Some(error) => Failure::Infrastructure(format!(
-            "{} (SQLSTATE {})",
-            error.primary,
-            error.sqlstate.as_str()
-        )),
+        Some(error) => {
+            let sqlstate = error.sqlstate.as_str();
+            let text = format!("{} (SQLSTATE {sqlstate})", error.primary);
+            match is_of_the_query(sqlstate) {
+                true => Failure::OfTheQuery(text),
+                false => Failure::Infrastructure(text),
+            }
+        }
         None => protocol("replica gave an unexpected answer"),
     }
 }

@@ -5,8 +5,8 @@
 
 #![allow(ffi_unwind_calls)]
 
-use super::{copy_both, guards};
-use crate::exec::granule_scan::{self, Boundary, LinkTask};
+use super::{copy_both, guards, pins};
+use crate::exec::granule_scan::{self, Boundary, GranuleScanState, LinkTask};
 use crate::exec::parallel_replicas::collect_scans;
 use crate::exec::shipment::SHIPPED_SETTINGS;
 use crate::pg::wait::now_micros;
@@ -50,6 +50,9 @@ struct Session {
     timeline: u32,
     /// When the request came, in microseconds.
     begun_at: u64,
+    /// The plan while it is executed, and its granule scans.
+    root: Option<*mut pg_sys::PlanState>,
+    scans: Vec<*mut GranuleScanState>,
     /// The task in work.
     current: Option<Current>,
     /// A task ends early when its rows take so many bytes; 0: never.
@@ -207,6 +210,10 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
             Event::AnnouncementMicroseconds,
             (now_micros() - begun_at).saturating_sub(replay_wait_us),
         );
+        SESSION.with_borrow_mut(|session| {
+            session.root = Some((*query).planstate);
+            session.scans.clone_from(&scans);
+        });
         granule_scan::set_link_source(Some(next_task), Some(boundary));
         pg_sys::InstrStartParallelQuery();
         let started = now_micros();
@@ -540,6 +547,18 @@ fn next_task(scan: u32) -> Option<LinkTask> {
     })
 }
 
+/// Inner sides of joins keep no page from here on.
+fn let_go_of_pins(scan: u32) {
+    let state = SESSION.with_borrow(|session| {
+        let scan = session.scans.get(scan as usize).copied();
+        session.root.zip(scan)
+    });
+    if let Some((root, scan)) = state {
+        // SAFETY: the plan is being executed, since this scan of it is asked for a row.
+        unsafe { pins::let_go(root, scan) };
+    }
+}
+
 fn has_left(scan: u32) -> bool {
     SESSION.with_borrow(|session| session.left.contains(&scan))
 }
@@ -637,6 +656,10 @@ fn boundary(scan: u32, next_block: u32, at_granule: bool) -> Boundary {
         SESSION.with_borrow(|session| (session.stopped, session.unsent_bytes() > SEND_BYTES));
     if stopped {
         return Boundary::Stop;
+    }
+    if many || at_granule {
+        // There may be something to send, or to wait for.
+        let_go_of_pins(scan);
     }
     if many {
         send_rows(false);

@@ -10,6 +10,7 @@
 mod copy_both;
 mod fragment;
 mod guards;
+mod pins;
 pub mod statement;
 
 use crate::exec::granule_scan;

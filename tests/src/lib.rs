@@ -24,6 +24,7 @@ pub mod confine;
 pub mod corpus;
 mod damage;
 mod differential;
+pub mod endurance;
 pub mod footprint;
 pub mod fuzz;
 mod ports;

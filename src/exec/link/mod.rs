@@ -44,6 +44,8 @@ pub struct Link {
     /// The connection was up at some time; the attempt to make it failed.
     pub was_connected: bool,
     pub connect_failed: bool,
+    /// It was lost by an error that is the query's fault.
+    pub met_error_of_query: bool,
     /// It refused because it had not replayed far enough.
     pub was_behind: bool,
     tasks: GivenTasks,
@@ -88,6 +90,7 @@ impl Link {
             wants_write: true,
             was_connected: reused,
             connect_failed: false,
+            met_error_of_query: false,
             was_behind: false,
             tasks: GivenTasks::default(),
             parked: None,
@@ -492,6 +495,7 @@ impl Link {
                 }
                 Fate::Lost => {
                     events::add(Counter::LostCount, 1);
+                    self.met_error_of_query = matches!(failure, Failure::OfTheQuery(_));
                     pgrx::log!("{query}: replica \"{name}\" was lost: {failure}");
                     self.trouble = Some(format!("lost: {failure}"));
                     Step::Lost
