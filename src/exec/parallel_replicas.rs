@@ -431,6 +431,7 @@ pub unsafe extern "C-unwind" fn finish(node: *mut ParallelReplicasState) {
     // SAFETY: the state is ours.
     unsafe {
         let state = &mut *(*node).state;
+        test_point!("exec-finishing");
         state.verify();
         state.finished = true;
         stop_links(node);

@@ -64,10 +64,19 @@ const NOTICE_BYTES_MAX: usize = 300;
 /// Reservation of one descriptor in fd.c's books.
 struct ExternalFd(());
 
+/// Descriptors that are left to whatever else the session needs: a query that found none for its
+/// wait set would fail.
+const SPARE_FDS: usize = 8;
+
 impl ExternalFd {
     fn acquire() -> Option<ExternalFd> {
         // SAFETY: main thread of a backend; fd.c is initialised before any user code.
-        unsafe { pg_sys::AcquireExternalFD() }.then_some(ExternalFd(()))
+        let one = || unsafe { pg_sys::AcquireExternalFD() }.then_some(ExternalFd(()));
+        let taken: Vec<ExternalFd> = (0..=SPARE_FDS).map_while(|_| one()).collect();
+        match taken.len() > SPARE_FDS {
+            true => taken.into_iter().next(),
+            false => None,
+        }
     }
 }
 

@@ -103,6 +103,7 @@ pub fn execute(begin: &Begin, arrived: u64, replay_wait_us: u64) -> Result<(), R
     // From here on the snapshot protects what it sees, and is protected.
     proc::install_xmin(begin.snapshot.xmin);
     push_snapshot(begin);
+    test_point!("serve-snapshot");
     let nest = guc::nest();
     let result = with_settings(begin, &nest, replay_wait_us);
     nest.end();
@@ -205,6 +206,7 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
         copy_both::send(&ToCoordinator::Announcement(Announcement {
             replay_wait_us,
         }));
+        test_point!("serve-announced");
         let begun_at = SESSION.with_borrow(|session| session.begun_at);
         events::add(
             Event::AnnouncementMicroseconds,
@@ -257,6 +259,7 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
         pg_sys::ExecutorFinish(query);
         pg_sys::ExecutorEnd(query);
         pg_sys::FreeQueryDesc(query);
+        test_point!("serve-executed");
         copy_both::send(&ToCoordinator::FragmentDone(Box::new(report)));
     }
     Ok(())
@@ -501,6 +504,7 @@ fn next_task(scan: u32) -> Option<LinkTask> {
     match done.filter(|current| current.report.scan == scan) {
         Some(current) => {
             send_rows(true);
+            test_point!("serve-rows-sent");
             copy_both::send(&ToCoordinator::TaskDone(current.report));
         }
         None => copy_both::send(&ToCoordinator::Request { scan }),
@@ -667,6 +671,7 @@ fn boundary(scan: u32, next_block: u32, at_granule: bool) -> Boundary {
     if !at_granule {
         return Boundary::GoOn;
     }
+    test_point!("serve-granule");
     show_life();
     while let Some(frame) = copy_both::receive(false) {
         arrive(frame);

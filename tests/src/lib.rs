@@ -26,6 +26,7 @@ mod damage;
 mod differential;
 pub mod endurance;
 pub mod footprint;
+pub mod frame_proxy;
 pub mod fuzz;
 mod ports;
 mod proxy;

@@ -8,14 +8,14 @@ use parallel_replicas_tests::chaos::{self, Plan};
 fn queries_are_right_while_replicas_break() {
     let plan = Plan {
         seed: 4,
-        events: 60,
-        at_most: Duration::from_secs(60),
+        events: 40,
+        at_most: Duration::from_secs(40),
         sessions: 2,
     };
     let report = chaos::run(plan, |_, _| {});
     assert!(report.is_clean(), "{report:#?}");
-    assert!(report.tally.queries > 20, "{report:#?}");
-    assert!(report.total() > 15, "{report:#?}");
+    assert!(report.tally.queries > 15, "{report:#?}");
+    assert!(report.total() > 10, "{report:#?}");
     for counter in ["UsedCount", "LostCount"] {
         assert!(report.counters[counter] > 0, "{report:#?}");
     }

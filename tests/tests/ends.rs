@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parallel_replicas_tests::endurance::{self, Plan};
 use parallel_replicas_tests::system::{Signal, signal};
 use parallel_replicas_tests::{Cluster, PRIMARY, SOON, damage_check, text, wait_until};
-use postgres::{Client, NoTls};
+use postgres::Client;
 
 const AT_MOST: Duration = Duration::from_secs(1);
 
@@ -221,13 +221,12 @@ fn a_query_whose_server_crashes_ends_on_replicas() {
         .unwrap();
     let running = thread::spawn(move || client.batch_execute(SLOW));
     scene.wait_busy();
+    let before = scene.cluster.times_ready(PRIMARY);
     let ended = Instant::now();
     signal(pid, Signal::KILL);
     running.join().unwrap().expect_err("it was killed");
     scene.assert_quiet("the crash", ended);
-    wait_until(SOON, "the server is back", || {
-        scene.cluster.config(PRIMARY).connect(NoTls).is_ok()
-    });
+    scene.cluster.wait_ready_again(PRIMARY, before);
     assert_usable(&mut scene.session());
     damage_check(&scene.cluster);
 }

@@ -5,7 +5,7 @@ use std::thread::{self, JoinHandle};
 
 use parallel_replicas_tests::system::{Signal, signal};
 use parallel_replicas_tests::{Cluster, PRIMARY, SOON, damage_check, text, wait_until};
-use postgres::{Client, NoTls, SimpleQueryMessage};
+use postgres::{Client, SimpleQueryMessage};
 
 const MOST: i64 = 3;
 const ROWS: i64 = 60_000;
@@ -149,11 +149,10 @@ fn links_are_bounded_and_released_by_whatever_ends_a_query() {
     let mut client = session(&cluster);
     let process = pid(&mut client);
     let running = fill(&cluster, client);
+    let before = cluster.times_ready(PRIMARY);
     signal(process, Signal::KILL);
     running.join().unwrap().1.expect_err("it was killed");
-    wait_until(SOON, "the server is back", || {
-        cluster.config(PRIMARY).connect(NoTls).is_ok()
-    });
+    cluster.wait_ready_again(PRIMARY, before);
     let (_, outcome) = fill(&cluster, session(&cluster)).join().unwrap();
     outcome.expect("the slow query succeeds");
     damage_check(&cluster);

@@ -255,7 +255,7 @@ fn a_replica_waits_for_the_network_with_no_inner_page_pinned() {
     let mut primary = cluster.connect(PRIMARY);
     let mut observer = cluster.connect(1);
     let only = "SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_material = off;
-        SET enable_memoize = off; SET max_parallel_workers_per_gather = 0;";
+        SET enable_memoize = off;";
     for (settings, kind, query) in [
         ("", "Index Scan", "SELECT t.id, i.pad, repeat(t.pad, 50) FROM t JOIN i USING (id)"),
         ("", "Index Only Scan", "SELECT t.id, i.id, repeat(t.pad, 50) FROM t JOIN i USING (id)"),

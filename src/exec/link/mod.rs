@@ -9,7 +9,7 @@ mod work;
 use super::dispatch::Shared;
 use super::failure::{Failure, early_end, identity_difference, protocol, refused, remote};
 use super::granule_scan;
-use super::held_rows::HeldRows;
+use super::held_rows::{HeldRows, LEAST_TUPLE_BYTES};
 use super::tasks;
 use super::watch::Watch;
 use crate::net::pool::{self, LeaseId};
@@ -355,6 +355,7 @@ impl Link {
             }
         }
         self.on(Event::Connected, shared)?;
+        test_point!("exec-connected");
         let challenge: String = self
             .challenge
             .iter()
@@ -373,6 +374,8 @@ impl Link {
         shared: &mut Shared,
     ) -> Result<(), Failure> {
         if frame::is_rows(&message) {
+            frame::check_rows(&message, LEAST_TUPLE_BYTES)
+                .map_err(|error| protocol(&format!("replica sent damaged rows: {error}")))?;
             if self.on(Event::Rows, shared)? == Action::HoldRows {
                 self.bytes += message.len() as u64;
                 self.pending
@@ -457,6 +460,7 @@ impl Link {
         connection: &mut Connection,
         shared: &Shared,
     ) -> Result<(), Failure> {
+        test_point!("exec-greeted");
         let mac = secret::authenticate(&shared.secret, nonce, &shared.begin)
             .ok_or_else(|| protocol("secret cannot be used"))?;
         let body = shared.begin.to_vec();

@@ -1,14 +1,12 @@
 //! What can happen to a standby, and how it ends.
 
-use std::time::Duration;
-
-use fastrand::Rng;
-use postgres::NoTls;
+use std::time::{Duration, Instant};
 
 use crate::cluster::{Cluster, PRIMARY, StopMode, text};
 use crate::proxy::{Fault, Proxy};
 use crate::system::{Signal, signal};
-use crate::wait::{SOON, wait_until};
+use crate::wait::wait_for;
+use fastrand::Rng;
 
 /// One fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +105,8 @@ impl Trouble {
 /// What has to be undone.
 enum Undo {
     Continue(i32),
+    /// The server has been ready so often before it began to restart.
+    Restart(usize),
     Trouble(Trouble),
 }
 
@@ -118,6 +118,9 @@ pub struct Scene {
     /// What is wrong with each standby now.
     active: Vec<Option<Undo>>,
 }
+
+/// How long to wait for a process that can be hit.
+const SERVING_MOST: Duration = Duration::from_secs(1);
 
 const SERVING: &str = "FROM pg_stat_activity
     WHERE query LIKE 'fragment of query %' AND state = 'active'";
@@ -175,18 +178,17 @@ impl Scene {
                     _ => "pg_terminate_backend",
                 };
                 let query = format!("SELECT count({function}(pid))::text {SERVING}");
-                if text(&mut self.cluster.connect(node), &query) == "0" {
+                if self.serving(node, &query).is_none() {
                     return false;
                 }
             }
             KillProcess | FreezeProcess => {
                 let query = format!("SELECT coalesce(min(pid), 0)::text {SERVING}");
-                let pid = text(&mut self.cluster.connect(node), &query);
-                let pid: i32 = pid.parse().expect("a process id");
-                if pid == 0 {
+                let Some(pid) = self.serving(node, &query) else {
                     return false;
-                }
+                };
                 if trouble == KillProcess {
+                    undo = Some(Undo::Restart(self.cluster.times_ready(node)));
                     signal(pid, Signal::KILL);
                 } else {
                     signal(pid, Signal::STOP);
@@ -196,6 +198,20 @@ impl Scene {
         }
         self.active[node - 1] = undo;
         true
+    }
+
+    /// The first answer to the query that is not 0, if there is one soon.
+    fn serving(&self, node: usize, query: &str) -> Option<i32> {
+        let mut client = self.cluster.connect(node);
+        let deadline = Instant::now() + SERVING_MOST;
+        wait_for(SERVING_MOST * 2, "an answer", || {
+            let answer: i32 = text(&mut client, query).parse().expect("a number");
+            match answer {
+                0 if Instant::now() < deadline => None,
+                0 => Some(None),
+                some => Some(Some(some)),
+            }
+        })
     }
 
     /// A primary whose rows are not those of the other.
@@ -212,9 +228,9 @@ impl Scene {
         match self.active[node - 1].take() {
             None => {}
             Some(Undo::Continue(pid)) => signal(pid, Signal::CONT),
+            Some(Undo::Restart(before)) => self.cluster.wait_ready_again(node, before),
             Some(Undo::Trouble(trouble)) => match trouble {
                 Kill | Stop => self.cluster.start(node),
-                KillProcess => self.wait_up(node),
                 Freeze => self.cluster.sigcont(node),
                 Pause => self.cluster.resume_replay(node),
                 Promote => self.cluster.remake_standby(node),
@@ -223,22 +239,9 @@ impl Scene {
         }
     }
 
-    /// The server restarts by itself.
-    fn wait_up(&self, node: usize) {
-        let config = self.cluster.config(node);
-        wait_until(SOON, "the server is back", || {
-            config.connect(NoTls).is_ok_and(|mut client| {
-                client
-                    .batch_execute("SELECT 1 FROM pg_database LIMIT 1")
-                    .is_ok()
-            })
-        });
-    }
-
     pub fn heal_all(&mut self) {
         for node in 1..=self.proxies.len() {
             self.heal(node);
-            self.wait_up(node);
             self.cluster.wait_streaming(node);
         }
     }

@@ -232,6 +232,20 @@ impl Cluster {
         self.nodes[node].try_start()
     }
 
+    /// How often a node has begun to accept connections; see [`Self::wait_ready_again`].
+    pub fn times_ready(&self, node: usize) -> usize {
+        self.log(node).matches("ready to accept").count()
+    }
+
+    /// Waits until a node, one process of which was killed, has restarted by itself. `before` is what
+    /// [`Self::times_ready`] said before that.
+    #[track_caller]
+    pub fn wait_ready_again(&self, node: usize, before: usize) {
+        wait_until(SOON, &format!("{} is back", self.name(node)), || {
+            self.times_ready(node) > before && self.config(node).connect(NoTls).is_ok()
+        });
+    }
+
     /// Stops a node and waits until it is down.
     #[track_caller]
     pub fn stop(&mut self, node: usize, mode: StopMode) {
