@@ -21,8 +21,6 @@ pub enum Harm {
     CutBefore,
     /// The connection ends in the middle of it.
     CutInside,
-    /// The connection ends after it.
-    CutAfter,
     /// Neither it nor anything later comes through in this direction; the connection stays.
     Stall,
     /// Its direction ends before it, the other stays.
@@ -234,10 +232,6 @@ impl Pump {
             Harm::CutBefore => self.close(),
             Harm::CutInside => {
                 let _ = self.to.write_all(&message[..message.len() / 2]);
-                self.close()
-            }
-            Harm::CutAfter => {
-                let _ = self.to.write_all(&message);
                 self.close()
             }
             Harm::Garble => {

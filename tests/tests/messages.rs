@@ -70,8 +70,6 @@ const NOT_PROVOKED: &[(&str, &str)] = &[
     ("a waiting statement has lost its place", "a defect"),
     // For the server's log.
     (" ms in the query queue for ", "tests/queue.rs"),
-    // relation_oid comes from regclass, so only a relation that vanishes meanwhile.
-    ("relation with OID ", "a race"),
 ];
 
 struct Sheet {
@@ -178,7 +176,11 @@ fn of_replicas(sheet: &mut Sheet) {
         ),
         (
             "prewarming what is not there on disk",
-            "SELECT * FROM parallel_replicas.prewarm('v');",
+            "SELECT parallel_replicas.prewarm_blocks('v'::regclass, 0, 1);",
+        ),
+        (
+            "prewarming nothing",
+            "SELECT parallel_replicas.prewarm_blocks(999999, 0, 1);",
         ),
         (
             "no such query",

@@ -18,48 +18,54 @@ const SORTED: &str = "SELECT id FROM t WHERE length(repeat(pad, 200)) > 0 ORDER 
 const FEW: &str =
     "SELECT count(*) FROM (SELECT id FROM t WHERE length(repeat(pad, 200)) > 0 LIMIT 3000) s";
 
-const ALL: &[Harm] = &[
-    CutBefore, CutInside, CutAfter, Stall, HalfClose, Garble, Error,
-];
-const NOT_BY_THE_SERVER: &[Harm] = &[CutBefore, CutInside, CutAfter, Stall, HalfClose, Garble];
+const ALL: &[Harm] = &[CutBefore, CutInside, Stall, HalfClose, Garble, Error];
+const NOT_BY_THE_SERVER: &[Harm] = &[CutBefore, CutInside, Stall, HalfClose, Garble];
+/// For queries whose states differ in what is held.
+const SOME: &[Harm] = &[CutInside, Error];
 
-/// State of the protocol: which message, in which queries, which harms.
-///
-/// Not here, because they need two processes that wait for each other: Shrink and GaveBack (`tails`).
-const STATES: &[(&str, &[&str], &[Harm])] = &[
-    // Connecting.
+/// A state of the protocol: which message, in which query, which harms.
+type State = (&'static str, &'static str, &'static [Harm]);
+
+/// Connecting, calling, greeting.
+const BEGINNING: &[State] = &[
     (
         "StartupMessage",
-        &[STREAMING],
+        STREAMING,
         &[CutBefore, CutInside, Stall, HalfClose],
     ),
-    ("Authentication", &[STREAMING], ALL),
-    // Calling.
-    ("CALL", &[STREAMING], NOT_BY_THE_SERVER),
-    ("CopyBothResponse", &[STREAMING], ALL),
-    // Greeting.
-    ("Hello", &[STREAMING], ALL),
-    ("Begin", &[STREAMING], NOT_BY_THE_SERVER),
-    // Waiting for replay.
-    ("Announcement", &[STREAMING, PARTIAL], ALL),
-    // Working: between tasks, in a task, between the last row and its end marker.
-    ("Request", &[STREAMING], ALL),
-    ("Task", &[STREAMING, PARTIAL], NOT_BY_THE_SERVER),
-    ("Rows", &[STREAMING, PARTIAL, SORTED], ALL),
-    ("TaskDone", &[STREAMING, SORTED], ALL),
-    ("Finish", &[STREAMING, PARTIAL], NOT_BY_THE_SERVER),
-    ("FragmentDone", &[STREAMING, PARTIAL, SORTED], ALL),
-    // Stopping.
-    ("Stop", &[FEW], NOT_BY_THE_SERVER),
-    // Ending.
-    (
-        "CopyDone of the coordinator",
-        &[STREAMING],
-        NOT_BY_THE_SERVER,
-    ),
-    ("CopyDone of the replica", &[STREAMING], ALL),
-    ("CommandComplete", &[STREAMING], ALL),
-    ("ReadyForQuery", &[STREAMING], ALL),
+    ("Authentication", STREAMING, ALL),
+    ("CALL", STREAMING, NOT_BY_THE_SERVER),
+    ("CopyBothResponse", STREAMING, ALL),
+    ("Hello", STREAMING, ALL),
+    ("Begin", STREAMING, NOT_BY_THE_SERVER),
+];
+
+/// Waiting for replay; working: between tasks, in a task, between the last row and its end marker.
+///
+/// Not here, because they need two processes that wait for each other: Shrink and GaveBack (`tails`).
+const MIDDLE: &[State] = &[
+    ("Announcement", STREAMING, ALL),
+    ("Request", STREAMING, ALL),
+    ("Task", STREAMING, NOT_BY_THE_SERVER),
+    ("Task", PARTIAL, SOME),
+    ("Rows", STREAMING, ALL),
+    ("Rows", SORTED, SOME),
+    ("TaskDone", STREAMING, ALL),
+    ("TaskDone", PARTIAL, SOME),
+];
+
+/// The last rows, stopping, ending.
+const END: &[State] = &[
+    ("Finish", STREAMING, NOT_BY_THE_SERVER),
+    ("Rows", PARTIAL, SOME),
+    ("FragmentDone", STREAMING, ALL),
+    ("FragmentDone", PARTIAL, SOME),
+    ("FragmentDone", SORTED, SOME),
+    ("Stop", FEW, NOT_BY_THE_SERVER),
+    ("CopyDone of the coordinator", STREAMING, NOT_BY_THE_SERVER),
+    ("CopyDone of the replica", STREAMING, ALL),
+    ("CommandComplete", STREAMING, ALL),
+    ("ReadyForQuery", STREAMING, ALL),
 ];
 
 struct Scene {
@@ -115,42 +121,55 @@ fn session(cluster: &Cluster) -> Client {
 }
 
 #[test]
-fn a_fault_in_any_state_costs_the_query_nothing_but_time() {
+fn a_fault_at_the_beginning_costs_the_query_nothing_but_time() {
+    harm_all(BEGINNING);
+}
+
+#[test]
+fn a_fault_in_the_middle_costs_the_query_nothing_but_time() {
+    harm_all(MIDDLE);
+}
+
+#[test]
+fn a_fault_at_the_end_costs_the_query_nothing_but_time() {
+    harm_all(END);
+}
+
+#[track_caller]
+fn harm_all(states: &[State]) {
     let mut scene = scene();
     let mut alone = scene.cluster.connect(PRIMARY);
     alone
         .batch_execute("SET enable_parallel_replicas = off")
         .unwrap();
-    for (message, queries, harms) in STATES {
-        for query in *queries {
-            let expected = Rows::fetch(&mut alone, query).unwrap();
-            for harm in *harms {
-                let what = format!("{harm:?} at {message}\n{query}");
-                let before = scene.proxy.hits();
-                // Of its own, so that it has not learned to leave the replica alone.
-                let mut client = session(&scene.cluster);
-                scene.proxy.arm(message, *harm);
-                let started = Instant::now();
-                let rows = Rows::fetch(&mut client, query)
-                    .unwrap_or_else(|error| panic!("{what}\n{error:?}"));
-                let took = started.elapsed();
-                assert_eq!(expected.difference(&rows, false), None, "{what}");
-                assert_eq!(scene.proxy.hits(), before + 1, "nothing was hit: {what}");
-                assert!(took < Duration::from_secs(10), "{took:?}: {what}");
-                // The session goes on.
-                let rows = Rows::fetch(&mut client, query)
-                    .unwrap_or_else(|error| panic!("after {what}\n{error:?}"));
-                assert_eq!(expected.difference(&rows, false), None, "after {what}");
-                drop(client);
-                scene.proxy.reset();
-                wait_until(SOON, &format!("nothing is left after {what}"), || {
-                    text(
-                        &mut scene.observer,
-                        "SELECT count(*)::text FROM pg_stat_activity
+    for (message, query, harms) in states {
+        let expected = Rows::fetch(&mut alone, query).unwrap();
+        for harm in *harms {
+            let what = format!("{harm:?} at {message}\n{query}");
+            let before = scene.proxy.hits();
+            // Of its own, so that it has not learned to leave the replica alone.
+            let mut client = session(&scene.cluster);
+            scene.proxy.arm(message, *harm);
+            let started = Instant::now();
+            let rows =
+                Rows::fetch(&mut client, query).unwrap_or_else(|error| panic!("{what}\n{error:?}"));
+            let took = started.elapsed();
+            assert_eq!(expected.difference(&rows, false), None, "{what}");
+            assert_eq!(scene.proxy.hits(), before + 1, "nothing was hit: {what}");
+            assert!(took < Duration::from_secs(10), "{took:?}: {what}");
+            // The session goes on.
+            let rows = Rows::fetch(&mut client, query)
+                .unwrap_or_else(|error| panic!("after {what}\n{error:?}"));
+            assert_eq!(expected.difference(&rows, false), None, "after {what}");
+            drop(client);
+            scene.proxy.reset();
+            wait_until(SOON, &format!("nothing is left after {what}"), || {
+                text(
+                    &mut scene.observer,
+                    "SELECT count(*)::text FROM pg_stat_activity
                          WHERE application_name LIKE 'parallel_replicas%'",
-                    ) == "0"
-                });
-            }
+                ) == "0"
+            });
         }
     }
     let log = scene.cluster.log(PRIMARY) + &scene.cluster.log(1);

@@ -1,13 +1,19 @@
 //! Whose fault an error is that a replica raised.
 
-/// SQLSTATE classes of troubles of a server or a connection: connection, transaction rollback (which
-/// recovery conflicts are), resources, object state, intervention, system, configuration, internal.
-const OF_THE_SERVER: &[&str] = &["08", "25", "40", "53", "55", "57", "58", "F0", "XX"];
+/// Beginnings of SQLSTATEs of troubles of a server or a connection: connection, transaction state and
+/// rollback (which recovery conflicts are), resources, object state, intervention, system, configuration;
+/// of the internal errors those that tell of damage.
+const OF_THE_SERVER: &[&str] = &[
+    "08", "25", "40", "53", "55", "57", "58", "F0", "XX001", "XX002",
+];
 
 /// The rows' or the query's fault, which every server would meet; else the trouble is of the replica.
 pub fn is_of_the_query(sqlstate: &str) -> bool {
-    let class = sqlstate.get(..2).unwrap_or("XX");
-    !OF_THE_SERVER.contains(&class)
+    let known = sqlstate.len() == 5 && sqlstate.is_ascii();
+    known
+        && !OF_THE_SERVER
+            .iter()
+            .any(|beginning| sqlstate.starts_with(beginning))
 }
 
 #[cfg(test)]
@@ -17,7 +23,7 @@ mod tests {
     #[test]
     fn data_errors_are_of_the_query() {
         for state in [
-            "22012", "22P02", "23514", "42501", "54000", "P0001", "21000",
+            "22012", "22P02", "23514", "42501", "54000", "P0001", "21000", "XX000",
         ] {
             assert!(is_of_the_query(state), "{state}");
         }
