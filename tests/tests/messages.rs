@@ -202,44 +202,28 @@ fn of_replicas(sheet: &mut Sheet) {
 
 fn of_the_queue(sheet: &mut Sheet) {
     let server = QueueServer::start(&[
-        ("parallel_replicas.query_queue_max_queued_queries", "0"),
+        ("parallel_replicas.query_queue_max_queued_queries", "1"),
         ("max_prepared_transactions", "5"),
     ]);
     let cluster = &server.cluster;
     let holder = server.holder();
     let app = |script: &str| format!("SET SESSION AUTHORIZATION app; {script}");
+    let waiting = server.waiting(server.app(), "SELECT count(*) FROM t");
     sheet.note(
         cluster,
         "the queue is full",
         &app("SELECT count(*) FROM t;"),
     );
-    cluster.configure(
-        PRIMARY,
-        "parallel_replicas.query_queue_max_queued_queries",
-        "10",
-    );
-    cluster.configure(
-        PRIMARY,
-        "parallel_replicas.query_queue_pending_timeout_second",
-        "1",
-    );
-    cluster.reload(PRIMARY);
-    parallel_replicas_tests::wait_until(
-        parallel_replicas_tests::SOON,
-        "the settings are in force",
-        || {
-            cluster.psql(
-                PRIMARY,
-                "SHOW parallel_replicas.query_queue_pending_timeout_second",
-            ) == "1s\n"
-        },
-    );
+    server.set("parallel_replicas.query_queue_max_queued_queries", "10");
+    server.set("parallel_replicas.query_queue_pending_timeout_second", "1s");
     sheet.note(
         cluster,
         "it took too long",
         &app("SET client_min_messages = notice; SELECT count(*) FROM t;"),
     );
     drop(holder);
+    // It may have waited too long itself.
+    let _ = waiting.join().unwrap();
     for (title, script) in [
         (
             "a name of a resource group",

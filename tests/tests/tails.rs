@@ -248,7 +248,10 @@ fn a_replica_waits_for_the_network_with_no_inner_page_pinned() {
          CREATE TABLE i AS SELECT i AS id, repeat('y', 30) AS pad FROM generate_series(1, 60000) i;
          CREATE UNIQUE INDEX i_id ON i(id);
          CREATE TABLE s AS SELECT i AS id FROM generate_series(1, 5000) i;
-         VACUUM ANALYZE i; ANALYZE s",
+         CREATE TABLE m AS SELECT i % 100 AS g, repeat('y', 100) AS pad
+             FROM generate_series(1, 60000) i;
+         CREATE INDEX m_g ON m(g);
+         VACUUM ANALYZE i; VACUUM ANALYZE m; ANALYZE s",
     );
     cluster.wait_all_caught_up();
     let mut expected = cluster.connect(PRIMARY);
@@ -256,18 +259,30 @@ fn a_replica_waits_for_the_network_with_no_inner_page_pinned() {
     let mut observer = cluster.connect(1);
     let only = "SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_material = off;
         SET enable_memoize = off;";
+    // Under force the planner would rather have a node for each side of some of these.
+    let cheaper = "SET enable_parallel_replicas = 1; SET parallel_replicas.links_per_replica = 4;
+        SET enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_sort = off;
+        SET enable_hashagg = off; SET min_parallel_table_scan_size = 0;";
     for (settings, kind, query) in [
-        ("", "Index Scan", "SELECT t.id, i.pad, repeat(t.pad, 50) FROM t JOIN i USING (id)"),
-        ("", "Index Only Scan", "SELECT t.id, i.id, repeat(t.pad, 50) FROM t JOIN i USING (id)"),
         (
-            "SET enable_indexscan = off; SET enable_indexonlyscan = off;",
-            "Bitmap Heap Scan",
+            "",
+            "Index Scan",
             "SELECT t.id, i.pad, repeat(t.pad, 50) FROM t JOIN i USING (id)",
         ),
         (
-            "SET enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off;
-             SET enable_sort = off; SET enable_hashagg = off;",
-            "Seq Scan",
+            "",
+            "Index Only Scan",
+            "SELECT t.id, i.id, repeat(t.pad, 50) FROM t JOIN i USING (id)",
+        ),
+        (
+            cheaper,
+            "Bitmap Heap Scan",
+            "SELECT t.id, repeat(t.pad, 200) FROM t WHERE EXISTS (
+                 SELECT FROM m WHERE m.g = t.id % 100)",
+        ),
+        (
+            &format!("{cheaper} SET enable_bitmapscan = off"),
+            "Seq Scan on s",
             "SELECT t.id, repeat(t.pad, 5000) FROM t WHERE EXISTS (
                  SELECT FROM s WHERE s.id * 2 > t.id % 100)",
         ),
@@ -281,17 +296,26 @@ fn a_replica_waits_for_the_network_with_no_inner_page_pinned() {
             .map(|row| row.get(0))
             .collect();
         let plan = plan.join("\n");
-        assert!(plan.contains("Nested Loop") && plan.contains(kind), "{plan}");
+        assert!(
+            plan.contains("Nested Loop") && plan.contains(kind),
+            "{plan}"
+        );
         let count = format!("SELECT count(*)::text FROM ({query}) q");
-        assert_eq!(text(&mut client, &count), text(&mut expected, &count), "{query}");
+        assert_eq!(
+            text(&mut client, &count),
+            text(&mut expected, &count),
+            "{query}"
+        );
 
-        let unread = client.copy_out(&format!("COPY ({query}) TO STDOUT")).unwrap();
+        let unread = client
+            .copy_out(&format!("COPY ({query}) TO STDOUT"))
+            .unwrap();
         wait_both_stuck(&mut primary, &mut observer);
         let pinned = text(
             &mut observer,
             "SELECT coalesce(string_agg(c.relname, ' '), 'nothing') FROM pg_buffercache b
              JOIN pg_class c ON b.relfilenode = pg_relation_filenode(c.oid)
-             WHERE c.relname IN ('t', 'i', 'i_id', 's') AND b.relforknumber = 0
+             WHERE c.relname IN ('t', 'i', 'i_id', 's', 'm') AND b.relforknumber = 0
                AND b.pinning_backends > 0",
         );
         assert_eq!(pinned, "nothing", "{query}");
@@ -306,8 +330,8 @@ fn a_replica_waits_for_the_network_with_no_inner_page_pinned() {
 fn wait_both_stuck(primary: &mut Client, observer: &mut Client) {
     let waits = |query: &str, event: &str| {
         format!(
-            "SELECT count(*)::text FROM pg_stat_activity
-             WHERE query LIKE '{query}%' AND state = 'active' AND wait_event = '{event}'"
+            "SELECT coalesce(bool_and(wait_event IS NOT DISTINCT FROM '{event}'), false)::text
+             FROM pg_stat_activity WHERE query LIKE '{query}%' AND state = 'active'"
         )
     };
     let (coordinator, replica) = (
@@ -316,7 +340,7 @@ fn wait_both_stuck(primary: &mut Client, observer: &mut Client) {
     );
     let mut looks = 0;
     wait_until(SOON, "both wait for the network", || {
-        let both = text(primary, &coordinator) == "1" && text(observer, &replica) == "1";
+        let both = text(primary, &coordinator) == "true" && text(observer, &replica) == "true";
         looks = if both { looks + 1 } else { 0 };
         looks >= 20
     });
