@@ -40,7 +40,8 @@ pub fn reach(name: &str) {
         _ => {
             while armed().is_ok() {
                 check_for_interrupts!();
-                std::thread::sleep(std::time::Duration::from_millis(5));
+                // Seldom, so that it does not pass for work.
+                std::thread::sleep(std::time::Duration::from_millis(100));
             }
         }
     }

@@ -160,21 +160,6 @@ pub unsafe fn set_heap_range(scan: pg_sys::TableScanDesc, start: u32, blocks: u3
     }
 }
 
-/// Drops the place of a scan of a whole table, and the page that it holds.
-///
-/// # Safety
-/// `scan` is null or valid, and is rescanned before it is used again.
-pub unsafe fn forget_heap_position(scan: pg_sys::TableScanDesc) {
-    // SAFETY: as the caller says.
-    unsafe {
-        if !scan.is_null()
-            && let Some(rescan) = (*(*(*scan).rs_rd).rd_tableam).scan_rescan
-        {
-            rescan(scan, std::ptr::null_mut(), false, false, false, false);
-        }
-    }
-}
-
 /// Drops the place of an index scan, and the pages that it holds. Of other indexes than b-trees the
 /// place stays: they hold no page of their own between two rows of a plain scan.
 ///

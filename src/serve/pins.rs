@@ -5,7 +5,8 @@
 //! its inner side leaves the scan there in the middle, page pinned. It will rescan that side before it
 //! looks at it again, for every row of its outer side; so whatever is left there can be dropped.
 //!
-//! Not for nodes that keep rows for a rescan: Material may go on where its scan was left.
+//! For index scans only, which is what such inner sides nearly always are. Not below nodes that keep rows
+//! for a rescan: Material may go on where its scan was left.
 
 #![allow(ffi_unwind_calls)]
 
@@ -73,11 +74,6 @@ unsafe extern "C-unwind" fn in_inner_side(
                 executor::clear_slot(slot());
                 let state = ps.cast::<pg_sys::IndexOnlyScanState>();
                 executor::forget_index_position((*state).ioss_ScanDesc);
-            }
-            T_SeqScanState | T_BitmapHeapScanState => {
-                executor::clear_slot(slot());
-                let scan = (*ps.cast::<pg_sys::ScanState>()).ss_currentScanDesc;
-                executor::forget_heap_position(scan);
             }
             T_MaterialState => return false,
             _ => {}

@@ -175,7 +175,7 @@ fn a_coordinator_that_fails_at_any_place_leaves_nothing_on_replicas() {
             let error = outcome.expect_err(&what);
             let state = error.code().map(|code| code.code().to_owned());
             match action {
-                "error" | "fatal" => assert_eq!(state.as_deref(), Some("58030"), "{what}"),
+                "error" => assert_eq!(state.as_deref(), Some("58030"), "{what}"),
                 "cancel" => assert_eq!(state.as_deref(), Some("57014"), "{what}"),
                 _ => {}
             }
