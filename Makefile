@@ -4,7 +4,7 @@
 benchmarks := bench-overhead bench-local bench-small bench-rows bench-groups bench-write bench-scale \
 	bench-tail bench-locality
 
-.PHONY: help setup install demo lint test sim test-regress fuzz-queries bench bench-core $(benchmarks) bench-queue soak-queue
+.PHONY: help setup install demo lint test sim test-regress test-points fuzz-queries chaos soak valgrind bench bench-core $(benchmarks) bench-queue soak-queue
 
 help:
 	@echo "make setup    install what building and testing need (Debian 12 packages, cargo-pgrx)"
@@ -21,6 +21,11 @@ help:
 	@echo "make test     setup, lint, all tests; ends with 'N passed, N failed'"
 	@echo "make test-regress"
 	@echo "              PostgreSQL's own regression and isolation suites with everything shipped"
+	@echo "make test-points"
+	@echo "              failures at exact places, in a build of its own (part of make test)"
+	@echo "make chaos    queries while replicas die, freeze, lag, are promoted and lie; SEED, EVENTS"
+	@echo "make soak     sessions whose queries end early, 10000 of them; SEED, QUERIES, SESSIONS"
+	@echo "make valgrind a short soak under valgrind"
 	@echo "make fuzz-queries"
 	@echo "              random queries with and without replicas; SEED, QUERIES, ROUND"
 
@@ -41,6 +46,15 @@ test:
 
 test-regress: install
 	@scripts/test-regress.sh
+
+test-points: setup
+	@scripts/test-points.sh
+
+valgrind: setup
+	@scripts/valgrind.sh
+
+chaos soak: install
+	@scripts/chaos.sh $@
 
 fuzz-queries: install
 	@scripts/fuzz.sh

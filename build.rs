@@ -36,6 +36,10 @@ fn main() {
             hash.write(&bytes);
         }
     }
+    // A build for tests is another build.
+    hash.write(&[u8::from(
+        std::env::var_os("CARGO_FEATURE_TEST_POINTS").is_some(),
+    )]);
     println!(
         "cargo:rustc-env=PARALLEL_REPLICAS_BUILD_ID={:016x}",
         hash.finish()

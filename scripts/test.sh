@@ -47,5 +47,7 @@ scripts/install.sh
 suite "Tests on real servers" \
     cargo test --no-fail-fast -p parallel_replicas_tests -- --test-threads=2
 
+suite "Tests with test points" scripts/test-points.sh
+
 printf '\n%d passed, %d failed\n' "$passed" "$failed"
 [ "$failed" -eq 0 ]

@@ -17,6 +17,16 @@ pub fn raise(code: PgSqlErrorCode, message: impl Into<String>, detail: &str, hin
     unreachable!("an ERROR does not return");
 }
 
+/// Sends a WARNING.
+#[track_caller]
+pub fn warn(message: impl Into<String>, detail: &str, hint: &str) {
+    let code = PgSqlErrorCode::ERRCODE_WARNING;
+    ErrorReport::new(code, message.into(), "parallel_replicas")
+        .set_detail(detail)
+        .set_hint(hint)
+        .report(PgLogLevel::WARNING);
+}
+
 /// Raises an ERROR for a state that a correct program does not reach.
 #[track_caller]
 pub fn internal(message: impl Into<String>) -> ! {

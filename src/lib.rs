@@ -6,6 +6,9 @@
 #[cfg(not(panic = "unwind"))]
 compile_error!("PostgreSQL errors travel through Rust as panics: panic must be \"unwind\"");
 
+#[macro_use]
+mod test_points;
+
 mod api;
 mod choice;
 mod cluster;

@@ -116,6 +116,7 @@ static CONNECT_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(300);
 static REPLAY_WAIT_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static STALL_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static IDLE_LINK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(300);
+static MAX_LINKS: GucSetting<i32> = GucSetting::<i32>::new(0);
 static TUPLE_COST: GucSetting<f64> = GucSetting::<f64>::new(0.2);
 static DEBUG_ASSIGNMENT: GucSetting<Assignment> = GucSetting::<Assignment>::new(Assignment::Hash);
 static LOG_LEVEL: GucSetting<LogLevel> = GucSetting::<LogLevel>::new(LogLevel::Summary);
@@ -287,6 +288,17 @@ fn init_server_settings() {
         86_400,
         GucContext::Userset,
         GucFlags::UNIT_S,
+    );
+    GucRegistry::define_int_guc(
+        c"parallel_replicas.max_links",
+        c"Sets how many connections to replicas all sessions of this server may have.",
+        c"A query takes fewer rather than wait. Beyond half of them none is kept after its query. \
+          0 means no limit.",
+        &MAX_LINKS,
+        0,
+        1_000_000,
+        GucContext::Sighup,
+        GucFlags::empty(),
     );
     GucRegistry::define_float_guc(
         c"parallel_replicas.tuple_cost",
@@ -469,6 +481,11 @@ pub fn replay_wait_timeout_ms() -> u64 {
 
 pub fn stall_timeout_ms() -> u64 {
     STALL_TIMEOUT.get().max(1) as u64
+}
+
+/// 0 means no limit.
+pub fn max_links() -> u32 {
+    MAX_LINKS.get().max(0) as u32
 }
 
 pub fn idle_link_timeout_s() -> u64 {

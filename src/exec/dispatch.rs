@@ -159,6 +159,7 @@ impl Dispatch {
                     256
                 },
                 idle_lifetime: Duration::from_secs(settings::idle_link_timeout_s()),
+                links_max: settings::max_links(),
             },
             stall_us: settings::stall_timeout_ms() * 1000,
             replay_wait_us: settings::replay_wait_timeout_ms() * 1000,
@@ -176,11 +177,12 @@ impl Dispatch {
         memory::keep();
         let known = cluster::all_replicas();
         let mut links = Vec::with_capacity(replicas.len() * per_replica);
-        for (index, planned) in replicas.iter().enumerate() {
-            let replica = known.iter().find(|known| {
-                known.server_oid.to_u32() == planned.server && choice::key(known) == planned.key
-            });
-            for number in 0..per_replica {
+        // Round by round, so that replicas have their fair share where there are too few.
+        for number in 0..per_replica {
+            for (index, planned) in replicas.iter().enumerate() {
+                let replica = known.iter().find(|known| {
+                    known.server_oid.to_u32() == planned.server && choice::key(known) == planned.key
+                });
                 let process = first_process + (index * per_replica + number) as u16;
                 let replica_number = first_replica + index as u16;
                 let opened = match replica {
@@ -385,7 +387,7 @@ fn count_trouble<'a>(planned: &PlannedReplica, links: impl Iterator<Item = &'a L
             Fate::Unavailable if link.connect_failed => {
                 return monitor::count_failure(planned.key, &error_rules(), why);
             }
-            Fate::Lost if link.failed_by_query => {}
+            Fate::Lost if link.met_error_of_query => {}
             Fate::Lost => return monitor::count_failure(planned.key, &error_rules(), why),
             // Connected, but not ready in time.
             Fate::Unavailable => late |= link.was_connected,
@@ -416,7 +418,8 @@ fn open(
             if let Some(wait_ms) = health::retry_in_ms(choice::key(replica)) {
                 return Err(format!("failed recently, is tried again in {wait_ms} ms"));
             }
-            Connection::start(&target.parameters).map_err(|error| error.to_string())?
+            Connection::start_link(&target.parameters, shared.pool_limits.links_max)
+                .map_err(|error| error.to_string())?
         }
     };
     let connected = connection.is_connected();

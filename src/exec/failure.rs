@@ -2,29 +2,24 @@
 
 use crate::net::{Connection, NetError, RemoteError, ResultRead};
 use parallel_replicas_core::frame::{Identity, Refusal};
-use parallel_replicas_core::link::{Event, Misreport, OutOfTurn};
+use parallel_replicas_core::link::{Event, Misreport, OutOfTurn, is_of_the_query};
 use std::fmt;
 
 /// Why a turn of the link ended it.
 pub enum Failure {
     /// Connection, protocol, infrastructure error there.
     Infrastructure(String),
-    /// An error there that the query may well meet here, too.
-    OfQuery(String),
+    /// An error there that is the query's fault.
+    OfTheQuery(String),
     Refused(Refusal),
 }
 
 impl Failure {
     pub fn event(&self) -> Event {
         match self {
-            Failure::Infrastructure(_) | Failure::OfQuery(_) => Event::Failed,
+            Failure::Infrastructure(_) | Failure::OfTheQuery(_) => Event::Failed,
             Failure::Refused(_) => Event::Refused,
         }
-    }
-
-    /// It speaks against the query rather than the replica.
-    pub fn is_of_query(&self) -> bool {
-        matches!(self, Failure::OfQuery(_))
     }
 
     /// One of the two servers does not know the other's secret.
@@ -45,7 +40,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Infrastructure(why) | Failure::OfQuery(why) => f.write_str(why),
+            Failure::Infrastructure(why) | Failure::OfTheQuery(why) => f.write_str(why),
             Failure::Refused(refusal) => write!(f, "{} ({})", refusal.reason, refusal.detail),
         }
     }
@@ -80,24 +75,16 @@ pub fn protocol(what: &str) -> Failure {
     Failure::Infrastructure(what.to_owned())
 }
 
-/// SQLSTATE classes of errors that rows and rights cause: cardinality, data, access rule, limits of a
-/// value's size.
-const CLASSES_OF_QUERIES: &[&str] = &["21", "22", "42", "54"];
-
-/// An error that the replica raised. Whether it was the rows' fault or the server's does not matter for
-/// the query: the work is done again, and an error of the rows is raised there, as it would be without
-/// us. It matters for the replica's error count.
+/// An error that the replica raised. Whether it was the query's fault or the server's, the work is
+/// done again: an error of the query is raised there, as it would be without us.
 pub fn remote(error: Option<RemoteError>) -> Failure {
     match error {
         Some(error) => {
-            let code = error.sqlstate.as_str();
-            let why = format!("{} (SQLSTATE {code})", error.primary);
-            match CLASSES_OF_QUERIES
-                .iter()
-                .any(|class| code.starts_with(class))
-            {
-                true => Failure::OfQuery(why),
-                false => Failure::Infrastructure(why),
+            let sqlstate = error.sqlstate.as_str();
+            let text = format!("{} (SQLSTATE {sqlstate})", error.primary);
+            match is_of_the_query(sqlstate) {
+                true => Failure::OfTheQuery(text),
+                false => Failure::Infrastructure(text),
             }
         }
         None => protocol("replica gave an unexpected answer"),

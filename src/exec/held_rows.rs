@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::ops::Deref;
 
 /// Bytes of a minimal tuple before its data (htup_details.h SizeofMinimalTupleHeader).
-const LEAST_TUPLE_BYTES: usize = std::mem::offset_of!(pg_sys::MinimalTupleData, t_bits);
+pub const LEAST_TUPLE_BYTES: usize = std::mem::offset_of!(pg_sys::MinimalTupleData, t_bits);
 
 /// One rows frame.
 enum Batch {

@@ -13,9 +13,12 @@
 
 use super::state::{LEADER, Next, SERVICE_INTERVAL, State};
 use super::{account, explain, granule_scan, local, merge, start};
+use crate::error::warn;
 use crate::log::query;
 use crate::pg::{executor, ffi, proc, wait};
-use crate::plan::private::{PARALLEL_REPLICAS_NAME, ParallelReplicasPrivate, from_list};
+use crate::plan::hook::cannot_use_replicas;
+use crate::plan::private::{PARALLEL_REPLICAS_NAME, ParallelReplicasPrivate, Refused, from_list};
+use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
 use std::ffi::{c_int, c_void};
 
@@ -253,6 +256,7 @@ pub unsafe fn lead(node: *mut ParallelReplicasState) -> *mut pg_sys::TupleTableS
         let fragment = (*node).css.ss.ps.lefttree;
         let estate = (*node).css.ss.ps.state;
         if !(*state).leading {
+            tell_if_left_alone(node);
             if (*state).has_led {
                 // As a changed parameter, so that no node hands out again what it has kept.
                 mark_changed(node);
@@ -273,6 +277,26 @@ pub unsafe fn lead(node: *mut ParallelReplicasState) -> *mut pg_sys::TupleTableS
         }
         slot
     }
+}
+
+/// Replicas were to do all of the work, and none is left: a warning, and under force an error.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn tell_if_left_alone(node: *mut ParallelReplicasState) {
+    // SAFETY: the state is ours.
+    let state = unsafe { &mut *(*node).state };
+    let Some(about) = state.why_left_alone() else {
+        return;
+    };
+    state.left_alone = true;
+    let why = Refused::new(Reason::NoReplicaLeft, about);
+    if state.private.strict {
+        cannot_use_replicas(&why);
+    }
+    warn(
+        "query goes on without replicas",
+        &format!("Reason {}: {}.", why.reason.code(), why.describe()),
+        why.reason.hint(),
+    );
 }
 
 #[pgrx::pg_guard]
@@ -417,6 +441,7 @@ pub unsafe extern "C-unwind" fn finish(node: *mut ParallelReplicasState) {
     // SAFETY: the state is ours.
     unsafe {
         let state = &mut *(*node).state;
+        test_point!("exec-finishing");
         state.verify();
         state.finished = true;
         stop_links(node);

@@ -224,6 +224,7 @@ unsafe extern "C-unwind" fn dispatch(node: *mut ParallelReplicasState) {
             Err(error) => crate::error::internal(format!("plan cannot be shipped: {error}")),
         };
         events::add(Event::QueryCount, 1);
+        test_point!("exec-begin-made");
         state.dispatch = Some(Dispatch::start(
             &state.private.replicas,
             state.private.links_per_replica as usize,

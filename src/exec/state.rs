@@ -41,6 +41,8 @@ pub struct State {
     next_reader: usize,
     /// The leader is executing the fragment.
     pub leading: bool,
+    /// It does what replicas were meant to do without it, and has said so.
+    pub left_alone: bool,
     /// It has done so before, and must rescan to do it again.
     pub has_led: bool,
     /// Scans whose rows turned out not to be needed, so that granules of them may stay unread.
@@ -114,6 +116,7 @@ impl State {
             readers: Vec::new(),
             next_reader: 0,
             leading: false,
+            left_alone: false,
             has_led: false,
             unneeded: Vec::new(),
             whole_done: 0,
@@ -263,6 +266,29 @@ impl State {
         self.whole_rows = std::mem::take(&mut link.ready);
         self.whole_done += 1;
         true
+    }
+
+    /// What became of each replica, if the leader is to work now because none is left. Not if one met
+    /// an error that is the query's fault: the leader will raise it.
+    pub fn why_left_alone(&self) -> Option<String> {
+        let dispatch = self.dispatch.as_ref()?;
+        if self.left_alone
+            || self.private.local_plan
+            || self.private.whole
+            || dispatch.links.iter().any(|link| link.met_error_of_query)
+        {
+            return None;
+        }
+        let mut whys: Vec<String> = Vec::new();
+        for link in &dispatch.links {
+            let name = dispatch.shared.replica_name(link.replica);
+            let why = link.trouble.as_deref().unwrap_or("has ended");
+            let why = format!("replica \"{name}\" {why}");
+            if !whys.contains(&why) {
+                whys.push(why);
+            }
+        }
+        Some(whys.join("; "))
     }
 
     /// Marks everything that the local processes and the leader hold as delivered.

@@ -22,6 +22,7 @@ use pq_sys::{ConnStatusType, PGTransactionStatusType, PostgresPollingStatusType}
 use super::error::{NetError, redact};
 use super::parameters::ConnectParameters;
 use super::result::{CopyBuffer, QueryResult};
+use crate::shm::links::Permit;
 
 /// What a connection attempt needs next.
 #[derive(Debug, PartialEq, Eq)]
@@ -63,10 +64,19 @@ const NOTICE_BYTES_MAX: usize = 300;
 /// Reservation of one descriptor in fd.c's books.
 struct ExternalFd(());
 
+/// Descriptors that are left to whatever else the session needs: a query that found none for its
+/// wait set would fail.
+const SPARE_FDS: usize = 8;
+
 impl ExternalFd {
     fn acquire() -> Option<ExternalFd> {
         // SAFETY: main thread of a backend; fd.c is initialised before any user code.
-        unsafe { pg_sys::AcquireExternalFD() }.then_some(ExternalFd(()))
+        let one = || unsafe { pg_sys::AcquireExternalFD() }.then_some(ExternalFd(()));
+        let taken: Vec<ExternalFd> = (0..=SPARE_FDS).map_while(|_| one()).collect();
+        match taken.len() > SPARE_FDS {
+            true => taken.into_iter().next(),
+            false => None,
+        }
     }
 }
 
@@ -103,6 +113,8 @@ pub struct Connection {
     /// Dropped after `Drop::drop` has closed the socket. None in a helper thread, for which the main
     /// thread has reserved one.
     _external_fd: Option<ExternalFd>,
+    /// Of a link: counted until its socket is closed.
+    _permit: Option<Permit>,
     _one_thread_only: PhantomData<*mut ()>,
 }
 
@@ -144,6 +156,17 @@ impl Connection {
     /// refused the parameters or could not make a socket.
     pub fn start(parameters: &ConnectParameters) -> Result<Connection, NetError> {
         Connection::start_shared(Rc::new(parameters.clone()))
+    }
+
+    /// The same for a link, of which all sessions together have `most` at the most; 0: no limit.
+    ///
+    /// # Errors
+    /// [`NetError::TooManyLinks`], else as for [`Connection::start`].
+    pub fn start_link(parameters: &ConnectParameters, most: u32) -> Result<Connection, NetError> {
+        let permit = Permit::take(most).ok_or(NetError::TooManyLinks { most })?;
+        let mut connection = Connection::start(parameters)?;
+        connection._permit = Some(permit);
+        Ok(connection)
     }
 
     pub(super) fn start_shared(parameters: Rc<ConnectParameters>) -> Result<Connection, NetError> {
@@ -189,6 +212,7 @@ impl Connection {
             phase: Phase::Started,
             reached: false,
             _external_fd: external_fd,
+            _permit: None,
             _one_thread_only: PhantomData,
         };
         // SAFETY: the receiver has the type libpq wants and the log outlives the PGconn.

@@ -47,6 +47,8 @@ impl std::fmt::Display for RemoteError {
 pub enum NetError {
     #[error("could not establish connection")]
     TooManyFiles,
+    #[error("all {most} links that parallel_replicas.max_links admits are in use")]
+    TooManyLinks { most: u32 },
     #[error("out of memory")]
     OutOfMemory,
     #[error("invalid value for connection option \"{keyword}\"")]

@@ -27,6 +27,7 @@ use pgrx::prelude::*;
 
 use super::connection::Connection;
 use super::error::NetError;
+use crate::shm::links;
 
 /// What an idle connection may be reused for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,6 +51,9 @@ pub struct PoolLimits {
     pub idle_max: usize,
     /// A connection that was idle for longer is closed at the next take or put.
     pub idle_lifetime: Duration,
+    /// Links that all sessions may have; 0: no limit. Beyond half of them none is kept, so that idle
+    /// ones leave room for those that work.
+    pub links_max: u32,
 }
 
 /// Names a leased connection. Never reused within a process.
@@ -139,6 +143,7 @@ pub fn take(key: &PoolKey, limits: PoolLimits) -> Option<Connection> {
 /// Keeps a connection for the next query, or closes it if it is not clean or there is no room.
 pub fn put_back(key: PoolKey, mut connection: Connection, limits: PoolLimits) {
     let clean = limits.idle_max > 0
+        && (limits.links_max == 0 || links::in_use() <= limits.links_max.div_ceil(2))
         && key.catalog_generation == catalog_generation()
         && (connection.is_pending() || connection.is_idle_and_clean());
     let mut closing = with_registry(|registry| registry.expire(limits));

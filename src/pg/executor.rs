@@ -164,7 +164,49 @@ pub unsafe fn set_heap_range(
     }
 }
 
+/// Drops the place of an index scan, and the pages that it holds. Of other indexes than b-trees the
+/// place stays: they hold no page of their own between two rows of a plain scan.
+///
+/// # Safety
+/// `scan` is null or valid, and is rescanned before it is used again.
+pub unsafe fn forget_index_position(scan: pg_sys::IndexScanDesc) {
+    // SAFETY: as the caller says; the keys are as many as the scan says.
+    unsafe {
+        if scan.is_null() {
+            return;
+        }
+        let fetch = (*scan).xs_heapfetch;
+        if !fetch.is_null()
+            && let Some(reset) = (*(*(*fetch).rel).rd_tableam).index_fetch_reset
+        {
+            reset(fetch);
+        }
+        // The rescan keeps its keys. It looks into those that are arrays, which may have been values
+        // of the outer row that is gone.
+        let (keys, count) = ((*scan).keyData, (*scan).numberOfKeys.max(0) as usize);
+        let has_array =
+            (0..count).any(|key| (*keys.add(key)).sk_flags & pg_sys::SK_SEARCHARRAY as i32 != 0);
+        let access_method = (*(*(*scan).indexRelation).rd_rel).relam;
+        if access_method == pg_sys::BTREE_AM_OID && !has_array {
+            index_rescan(
+                scan,
+                std::ptr::null_mut(),
+                (*scan).numberOfKeys,
+                std::ptr::null_mut(),
+                (*scan).numberOfOrderBys,
+            );
+        }
+    }
+}
+
 unsafe extern "C-unwind" {
+    fn index_rescan(
+        scan: pg_sys::IndexScanDesc,
+        keys: pg_sys::ScanKey,
+        key_count: std::ffi::c_int,
+        order_bys: pg_sys::ScanKey,
+        order_by_count: std::ffi::c_int,
+    );
     #[link_name = "heap_setscanlimits"]
     fn heap_set_scan_limits(scan: pg_sys::TableScanDesc, start: u32, blocks: u32);
 }

@@ -5,8 +5,8 @@
 
 #![allow(ffi_unwind_calls)]
 
-use super::{copy_both, guards};
-use crate::exec::granule_scan::{self, Boundary, LinkTask};
+use super::{copy_both, guards, pins};
+use crate::exec::granule_scan::{self, Boundary, GranuleScanState, LinkTask};
 use crate::exec::parallel_replicas::collect_scans;
 use crate::exec::shipment::SHIPPED_SETTINGS;
 use crate::pg::wait::now_micros;
@@ -50,6 +50,9 @@ struct Session {
     timeline: u32,
     /// When the request came, in microseconds.
     begun_at: u64,
+    /// The plan while it is executed, and its granule scans.
+    root: Option<*mut pg_sys::PlanState>,
+    scans: Vec<*mut GranuleScanState>,
     /// The task in work.
     current: Option<Current>,
     /// A task ends early when its rows take so many bytes; 0: never.
@@ -100,6 +103,7 @@ pub fn execute(begin: &Begin, arrived: u64, replay_wait_us: u64) -> Result<(), R
     // From here on the snapshot protects what it sees, and is protected.
     proc::install_xmin(begin.snapshot.xmin);
     push_snapshot(begin);
+    test_point!("serve-snapshot");
     let nest = guc::nest();
     let result = with_settings(begin, &nest, replay_wait_us);
     nest.end();
@@ -206,11 +210,16 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
         copy_both::send(&ToCoordinator::Announcement(Announcement {
             replay_wait_us,
         }));
+        test_point!("serve-announced");
         let begun_at = SESSION.with_borrow(|session| session.begun_at);
         events::add(
             Event::AnnouncementMicroseconds,
             (now_micros() - begun_at).saturating_sub(replay_wait_us),
         );
+        SESSION.with_borrow_mut(|session| {
+            session.root = Some((*query).planstate);
+            session.scans.clone_from(&scans);
+        });
         granule_scan::set_link_source(Some(next_task), Some(boundary));
         pg_sys::InstrStartParallelQuery();
         let started = now_micros();
@@ -261,6 +270,7 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
         if !store.is_null() {
             send_stored(store, descriptor);
         }
+        test_point!("serve-executed");
         copy_both::send(&ToCoordinator::FragmentDone(Box::new(report)));
     }
     Ok(())
@@ -546,6 +556,7 @@ fn next_task(scan: u32) -> Option<LinkTask> {
     match done.filter(|current| current.report.scan == scan) {
         Some(current) => {
             send_rows(true);
+            test_point!("serve-rows-sent");
             copy_both::send(&ToCoordinator::TaskDone(current.report));
         }
         None => copy_both::send(&ToCoordinator::Request { scan }),
@@ -592,6 +603,18 @@ fn next_task(scan: u32) -> Option<LinkTask> {
             ),
         }
     })
+}
+
+/// Inner sides of joins keep no page from here on.
+fn let_go_of_pins(scan: u32) {
+    let state = SESSION.with_borrow(|session| {
+        let scan = session.scans.get(scan as usize).copied();
+        session.root.zip(scan)
+    });
+    if let Some((root, scan)) = state {
+        // SAFETY: the plan is being executed, since this scan of it is asked for a row.
+        unsafe { pins::let_go(root, scan) };
+    }
 }
 
 fn has_left(scan: u32) -> bool {
@@ -692,12 +715,17 @@ fn boundary(scan: u32, next_block: u32, at_granule: bool) -> Boundary {
     if stopped {
         return Boundary::Stop;
     }
+    if many || at_granule {
+        // There may be something to send, or to wait for.
+        let_go_of_pins(scan);
+    }
     if many {
         send_rows(false);
     }
     if !at_granule {
         return Boundary::GoOn;
     }
+    test_point!("serve-granule");
     show_life();
     while let Some(frame) = copy_both::receive(false) {
         arrive(frame);

@@ -10,6 +10,7 @@
 mod copy_both;
 mod fragment;
 mod guards;
+mod pins;
 pub mod statement;
 
 use crate::exec::granule_scan;
@@ -49,6 +50,7 @@ pub fn serve(challenge: &[u8], atomic: bool) {
             "",
         );
     }
+    test_point!("serve-called");
     // Reads a table, so it comes before all snapshots are dropped.
     let secret = secret::read();
     copy_both::start();
@@ -66,6 +68,7 @@ pub fn serve(challenge: &[u8], atomic: bool) {
             copy_both::send(&ToCoordinator::Refused(refusal));
         }
     }
+    test_point!("serve-ending");
     copy_both::end();
 }
 
@@ -117,6 +120,7 @@ fn exchange(secret: Option<Vec<u8>>, challenge: &[u8]) -> Result<(), Refusal> {
         .ok_or_else(|| guards::refusal("authentication", "the secret cannot be used"))?;
     let nonce = hello.nonce;
     copy_both::send(&ToCoordinator::Hello(hello));
+    test_point!("serve-greeted");
     let begin = guards::authenticated_begin(&secret, &nonce)?;
     drop(secret);
     // From here on whoever looks at this server sees which query it works for.
@@ -132,6 +136,7 @@ fn exchange(secret: Option<Vec<u8>>, challenge: &[u8]) -> Result<(), Refusal> {
 
 fn serve_begun(begin: &Begin, shown: &log::fragment::Serving) -> Result<(), Refusal> {
     let arrived = now_micros();
+    test_point!("serve-begun");
     guards::server(begin)?;
     let waited = guards::wait_for_replay(begin)?;
     guards::server(begin)?;
@@ -139,5 +144,6 @@ fn serve_begun(begin: &Begin, shown: &log::fragment::Serving) -> Result<(), Refu
     guards::settings_and_libraries(begin)?;
     let _serving = Serving::begin();
     shown.set_working();
+    test_point!("serve-admitted");
     fragment::execute(begin, arrived, waited)
 }

@@ -6,16 +6,17 @@
 //! atomics, each on its own, so that a reader may see one of two related counters move first.
 
 pub mod events;
+pub mod links;
 pub mod logs;
 pub mod monitor;
 mod ring;
 pub mod running;
 
 use pgrx::pg_sys;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// Raised whenever [`Shared`] changes.
-const LAYOUT_VERSION: u32 = 2;
+const LAYOUT_VERSION: u32 = 3;
 
 /// The area. No pointers, no heap.
 #[repr(C)]
@@ -24,7 +25,8 @@ pub struct Shared {
     /// Lock tranche of the task states in dynamic shared memory.
     tranche: i32,
     monitor_tranche: i32,
-    unused: u32,
+    /// See [`links`].
+    links: AtomicU32,
     /// Random: tells this server from a copy of it.
     instance_id: [u8; 16],
     pub events: events::Events,

@@ -18,11 +18,15 @@
 //! here sleeps for a fixed time either: tests wait for conditions, through [`wait_until`].
 
 pub mod browser;
+pub mod chaos;
 pub mod cluster;
 pub mod confine;
 pub mod corpus;
 mod damage;
 mod differential;
+pub mod endurance;
+pub mod footprint;
+pub mod frame_proxy;
 pub mod fuzz;
 mod ports;
 mod proxy;

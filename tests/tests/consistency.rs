@@ -65,6 +65,18 @@ fn forced(cluster: &Cluster) -> Client {
     client
 }
 
+/// The same, but when none of them is left the primary does it.
+fn helped(cluster: &Cluster) -> Client {
+    let mut client = forced(cluster);
+    client
+        .batch_execute(
+            "SET enable_parallel_replicas = 0; SET parallel_replicas.debug_force = on;
+             SET client_min_messages = error",
+        )
+        .unwrap();
+    client
+}
+
 fn event(cluster: &Cluster, name: &str) -> u64 {
     event_on(cluster, PRIMARY, name)
 }
@@ -94,7 +106,7 @@ fn count_by_replicas(cluster: &Cluster, client: &mut Client) -> i64 {
 
 /// Starts [`SLOW`] in a session of its own, with more settings.
 fn slow_in_background(cluster: &Cluster, settings: &str) -> JoinHandle<Result<Rows, Error>> {
-    let mut client = forced(cluster);
+    let mut client = helped(cluster);
     client.batch_execute(settings).unwrap();
     thread::spawn(move || Rows::fetch(&mut client, SLOW))
 }
@@ -505,7 +517,7 @@ fn a_conflict_of_replay_costs_the_query_nothing() {
     // A page that a replica has pinned for long is to be cleaned: replay cancels it.
     let cluster = scene(1, &[("max_standby_streaming_delay", "100ms")]);
     // Each page takes about a second.
-    let mut client = forced(&cluster);
+    let mut client = helped(&cluster);
     client
         .batch_execute("SET parallel_replicas.links_per_replica = 1")
         .unwrap();
@@ -588,6 +600,13 @@ fn all_replicas_may_die() {
     assert_slow_answer(query);
     // And nobody is there at the start.
     assert_slow_answer(slow_in_background(&cluster, ""));
+    let error = forced(&cluster)
+        .simple_query("SELECT count(*) FROM t")
+        .expect_err("nobody is left, and this server was not to read itself");
+    let error = error.as_db_error().expect("an error of the server");
+    assert_eq!(error.code().code(), "55000");
+    let detail = error.detail().unwrap_or_default();
+    assert!(detail.starts_with("Reason no_replica"), "{error:?}");
     for node in [1, 2] {
         cluster.start(node);
     }

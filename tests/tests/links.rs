@@ -2,6 +2,7 @@
 
 use parallel_replicas_tests::rogue_recorder::Recorder;
 use parallel_replicas_tests::{Cluster, PRIMARY, SOON, text, wait_until};
+use postgres::Client;
 
 /// Backends of links on a standby.
 fn link_backends(cluster: &Cluster, node: usize) -> i64 {
@@ -40,6 +41,80 @@ fn a_session_of_short_queries_keeps_its_connections() {
     drop(client);
     wait_until(SOON, "the links end with their session", || {
         link_backends(&cluster, 1) == 0
+    });
+}
+
+/// Processes of links on standby 1.
+fn link_processes(observer: &mut Client) -> Vec<i32> {
+    let query = "SELECT pid FROM pg_stat_activity
+                 WHERE application_name LIKE 'parallel_replicas%'
+                   AND application_name <> 'parallel_replicas monitor'
+                   AND backend_type = 'client backend'";
+    let rows = observer.query(query, &[]).expect("the view can be read");
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+/// A kept connection that the server has closed, or whose definition has changed, or that is not to be
+/// kept at all.
+#[test]
+fn a_connection_that_is_no_longer_right_is_not_used_again() {
+    let cluster = Cluster::builder()
+        .standbys(1)
+        .setting("parallel_replicas.connect_timeout", "20s")
+        .start();
+    cluster.register_replicas();
+    cluster.psql(
+        PRIMARY,
+        "CREATE TABLE t AS SELECT generate_series(1, 1000) AS i; ANALYZE t",
+    );
+    cluster.wait_all_caught_up();
+    let mut observer = cluster.connect(1);
+    let mut client = cluster.connect(PRIMARY);
+    client
+        .batch_execute("SET enable_parallel_replicas = 2; SET parallel_replicas_local_plan = off")
+        .unwrap();
+    let mut count = || text(&mut client, "SELECT count(*)::text FROM t");
+    assert_eq!(count(), "1000");
+    let first = link_processes(&mut observer);
+    assert!(!first.is_empty(), "nothing is kept");
+
+    // Closed by the server: the query under force would fail if it were used.
+    observer
+        .execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM unnest($1::int[]) AS pid",
+            &[&first],
+        )
+        .unwrap();
+    assert_eq!(count(), "1000");
+    let second = link_processes(&mut observer);
+    assert!(second.iter().all(|pid| !first.contains(pid)), "{second:?}");
+
+    // Defined anew.
+    for change in [
+        "ALTER SERVER standby1 OPTIONS (ADD keepalives_idle '7')",
+        "ALTER USER MAPPING FOR postgres SERVER standby1 OPTIONS (ADD password 'not asked for')",
+    ] {
+        let before = link_processes(&mut observer);
+        cluster.psql(PRIMARY, change);
+        assert_eq!(count(), "1000");
+        wait_until(SOON, &format!("old links are gone after {change}"), || {
+            let now = link_processes(&mut observer);
+            !now.is_empty() && now.iter().all(|pid| !before.contains(pid))
+        });
+    }
+
+    // Not to be kept.
+    drop(client);
+    let mut client = cluster.connect(PRIMARY);
+    client
+        .batch_execute(
+            "SET enable_parallel_replicas = 2; SET parallel_replicas_local_plan = off;
+             SET parallel_replicas.idle_link_timeout = 0",
+        )
+        .unwrap();
+    assert_eq!(text(&mut client, "SELECT count(*)::text FROM t"), "1000");
+    wait_until(SOON, "no link is kept", || {
+        link_processes(&mut observer).is_empty()
     });
 }
 

@@ -220,22 +220,7 @@ fn a_replica_waits_for_the_network_with_no_page_pinned() {
     let unread = client.copy_out(copy).unwrap();
     let mut primary = cluster.connect(PRIMARY);
     let mut observer = cluster.connect(1);
-    let waits = |query: &str, event: &str| {
-        format!(
-            "SELECT count(*)::text FROM pg_stat_activity
-             WHERE query LIKE '{query}%' AND state = 'active' AND wait_event = '{event}'"
-        )
-    };
-    let (coordinator, replica) = (
-        waits("COPY", "ClientWrite"),
-        waits("fragment of query", "Extension"),
-    );
-    let mut looks = 0;
-    wait_until(SOON, "both wait for the network", || {
-        let both = text(&mut primary, &coordinator) == "1" && text(&mut observer, &replica) == "1";
-        looks = if both { looks + 1 } else { 0 };
-        looks >= 20
-    });
+    wait_both_stuck(&mut primary, &mut observer);
     let pinned = text(
         &mut observer,
         "SELECT count(*)::text FROM pg_buffercache
@@ -245,6 +230,98 @@ fn a_replica_waits_for_the_network_with_no_page_pinned() {
     drop(unread);
     drop(client);
     damage_check(&cluster);
+}
+
+/// A nested loop that needs one inner row only leaves its inner scan in the middle.
+#[test]
+fn a_replica_waits_for_the_network_with_no_inner_page_pinned() {
+    let cluster = scene(
+        1,
+        &[
+            ("work_mem", "256MB"),
+            ("parallel_replicas.links_per_replica", "1"),
+        ],
+    );
+    cluster.psql(
+        PRIMARY,
+        "CREATE EXTENSION pg_buffercache;
+         CREATE TABLE i AS SELECT i AS id, repeat('y', 30) AS pad FROM generate_series(1, 60000) i;
+         CREATE UNIQUE INDEX i_id ON i(id);
+         VACUUM ANALYZE i",
+    );
+    cluster.wait_all_caught_up();
+    let mut expected = cluster.connect(PRIMARY);
+    let mut primary = cluster.connect(PRIMARY);
+    let mut observer = cluster.connect(1);
+    let only = "SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_material = off;
+        SET enable_memoize = off;";
+    for (kind, query) in [
+        (
+            "Index Scan",
+            "SELECT t.id, i.pad, repeat(t.pad, 50) FROM t JOIN i USING (id)",
+        ),
+        (
+            "Index Only Scan",
+            "SELECT t.id, i.id, repeat(t.pad, 50) FROM t JOIN i USING (id)",
+        ),
+    ] {
+        let mut client = forced(&cluster);
+        client.batch_execute(only).unwrap();
+        let plan: Vec<String> = client
+            .query(&format!("EXPLAIN (COSTS OFF) {query}"), &[])
+            .unwrap()
+            .iter()
+            .map(|row| row.get(0))
+            .collect();
+        let plan = plan.join("\n");
+        assert!(
+            plan.contains("Nested Loop") && plan.contains(kind),
+            "{plan}"
+        );
+        let count = format!("SELECT count(*)::text FROM ({query}) q");
+        assert_eq!(
+            text(&mut client, &count),
+            text(&mut expected, &count),
+            "{query}"
+        );
+
+        let unread = client
+            .copy_out(&format!("COPY ({query}) TO STDOUT"))
+            .unwrap();
+        wait_both_stuck(&mut primary, &mut observer);
+        let pinned = text(
+            &mut observer,
+            "SELECT coalesce(string_agg(c.relname, ' '), 'nothing') FROM pg_buffercache b
+             JOIN pg_class c ON b.relfilenode = pg_relation_filenode(c.oid)
+             WHERE c.relname IN ('t', 'i', 'i_id') AND b.relforknumber = 0
+               AND b.pinning_backends > 0",
+        );
+        assert_eq!(pinned, "nothing", "{query}");
+        drop(unread);
+        drop(client);
+    }
+    damage_check(&cluster);
+}
+
+/// Coordinator and replica can neither send nor do anything else.
+#[track_caller]
+fn wait_both_stuck(primary: &mut Client, observer: &mut Client) {
+    let waits = |query: &str, event: &str| {
+        format!(
+            "SELECT coalesce(bool_and(wait_event IS NOT DISTINCT FROM '{event}'), false)::text
+             FROM pg_stat_activity WHERE query LIKE '{query}%' AND state = 'active'"
+        )
+    };
+    let (coordinator, replica) = (
+        waits("COPY", "ClientWrite"),
+        waits("fragment of query", "Extension"),
+    );
+    let mut looks = 0;
+    wait_until(SOON, "both wait for the network", || {
+        let both = text(primary, &coordinator) == "true" && text(observer, &replica) == "true";
+        looks = if both { looks + 1 } else { 0 };
+        looks >= 20
+    });
 }
 
 /// A hash join reads its first outer row before it finds its inner side empty, and never asks for the

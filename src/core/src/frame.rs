@@ -315,6 +315,15 @@ pub fn next_row(
     Ok(Some((length, next)))
 }
 
+/// Are the rows of a rows frame whole, as far as their lengths tell? `least` as for [`next_row`].
+pub fn check_rows(bytes: &[u8], least: usize) -> Result<(), FrameError> {
+    let mut offset = FRAME_HEADER_BYTES;
+    while let Some((_, next)) = next_row(bytes, offset, least)? {
+        offset = next;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -344,8 +353,10 @@ mod tests {
         push_row(&mut frame, &[12, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(next_row(&frame, 8, 8), Ok(Some((12, 24))));
         assert_eq!(next_row(&frame, 24, 8), Ok(None));
+        assert_eq!(check_rows(&frame, 8), Ok(()));
         frame[8] = 200;
         assert_eq!(next_row(&frame, 8, 8), Err(FrameError::TruncatedRow));
+        assert_eq!(check_rows(&frame, 8), Err(FrameError::TruncatedRow));
         frame[8] = 3;
         assert_eq!(next_row(&frame, 8, 8), Err(FrameError::TruncatedRow));
     }

@@ -72,6 +72,9 @@ reasons! {
         "Look for long transactions with many subtransactions.";
     OldSnapshotThreshold, "old_snapshot_threshold", "old_snapshot_threshold is set", "Set old_snapshot_threshold to -1.";
     NotMvccSnapshot, "not_mvcc_snapshot", "the query does not use an MVCC snapshot", "";
+    // Execution.
+    NoReplicaLeft, "no_replica_left", "no replica is left, and this server was not to read itself",
+        "Look into its log for what became of the replicas, or set parallel_replicas_local_plan to on.";
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ mod work;
 use super::dispatch::Shared;
 use super::failure::{Failure, early_end, identity_difference, protocol, refused, remote};
 use super::granule_scan;
-use super::held_rows::HeldRows;
+use super::held_rows::{HeldRows, LEAST_TUPLE_BYTES};
 use super::tasks;
 use super::watch::Watch;
 use crate::net::pool::{self, LeaseId};
@@ -44,8 +44,8 @@ pub struct Link {
     /// The connection was up at some time; the attempt to make it failed.
     pub was_connected: bool,
     pub connect_failed: bool,
-    /// It was lost by an error that is rather the query's than the replica's.
-    pub failed_by_query: bool,
+    /// It was lost by an error that is the query's fault.
+    pub met_error_of_query: bool,
     /// It refused because it had not replayed far enough.
     pub was_behind: bool,
     /// It has the fragment for itself, and gets no tasks.
@@ -103,7 +103,7 @@ impl Link {
             wants_write: true,
             was_connected: reused,
             connect_failed: false,
-            failed_by_query: false,
+            met_error_of_query: false,
             was_behind: false,
             is_whole: false,
             tasks: GivenTasks::default(),
@@ -378,6 +378,7 @@ impl Link {
             }
         }
         self.on(Event::Connected, shared)?;
+        test_point!("exec-connected");
         let challenge: String = self
             .challenge
             .iter()
@@ -396,6 +397,8 @@ impl Link {
         shared: &mut Shared,
     ) -> Result<(), Failure> {
         if frame::is_rows(&message) {
+            frame::check_rows(&message, LEAST_TUPLE_BYTES)
+                .map_err(|error| protocol(&format!("replica sent damaged rows: {error}")))?;
             if self.on(Event::Rows, shared)? == Action::HoldRows {
                 self.bytes += message.len() as u64;
                 self.pending
@@ -480,6 +483,7 @@ impl Link {
         connection: &mut Connection,
         shared: &Shared,
     ) -> Result<(), Failure> {
+        test_point!("exec-greeted");
         let mac = secret::authenticate(&shared.secret, nonce, &shared.begin)
             .ok_or_else(|| protocol("secret cannot be used"))?;
         let body = shared.begin.to_vec();
@@ -517,8 +521,8 @@ impl Link {
                     Step::Refused
                 }
                 Fate::Lost => {
-                    self.failed_by_query = failure.is_of_query();
                     events::add(Counter::LostCount, 1);
+                    self.met_error_of_query = matches!(failure, Failure::OfTheQuery(_));
                     pgrx::log!("{query}: replica \"{name}\" was lost: {failure}");
                     self.trouble = Some(format!("lost: {failure}"));
                     Step::Lost

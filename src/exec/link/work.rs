@@ -185,6 +185,7 @@ impl Link {
         let memory = unsafe { granule_scan::task_memory(*node) };
         // SAFETY: laid out before the links were serviced for the first time.
         let granule_blocks = unsafe { (*memory).granule_blocks };
+        test_point!("exec-task-done");
         let (task, granules) = self.tasks.done(report, granule_blocks)?;
         let (process, streaming) = (self.process, shared.streaming);
         let asked = shared.demands.is_asked(report.scan, task.id);

@@ -97,6 +97,25 @@ impl Cluster {
         }
     }
 
+    /// Makes a standby anew from the primary, on its old port; it may be down or promoted.
+    #[track_caller]
+    pub fn remake_standby(&mut self, node: usize) {
+        self.nodes[node].remove_data();
+        let mut client = self.connect(PRIMARY);
+        let slot = format!("slot_name = '{}'", self.name(node));
+        wait_until(SOON, "the old replication slot is gone", || {
+            let drop = format!(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
+                 WHERE {slot} AND NOT active"
+            );
+            let count = format!("SELECT count(*)::text FROM pg_replication_slots WHERE {slot}");
+            client.batch_execute(&drop).is_ok() && text(&mut client, &count) == "0"
+        });
+        self.nodes[node].copy_from(&self.nodes[PRIMARY]);
+        self.start(node);
+        self.wait_streaming(node);
+    }
+
     /// Numbers of all standbys, also of those that are down or were promoted.
     pub fn standbys(&self) -> impl Iterator<Item = usize> + use<> {
         1..self.nodes.len()
@@ -211,6 +230,20 @@ impl Cluster {
     /// Starts a node; says why when it does not start.
     pub fn try_start(&self, node: usize) -> Result<(), String> {
         self.nodes[node].try_start()
+    }
+
+    /// How often a node has begun to accept connections; see [`Self::wait_ready_again`].
+    pub fn times_ready(&self, node: usize) -> usize {
+        self.log(node).matches("ready to accept").count()
+    }
+
+    /// Waits until a node, one process of which was killed, has restarted by itself. `before` is what
+    /// [`Self::times_ready`] said before that.
+    #[track_caller]
+    pub fn wait_ready_again(&self, node: usize, before: usize) {
+        wait_until(SOON, &format!("{} is back", self.name(node)), || {
+            self.times_ready(node) > before && self.config(node).connect(NoTls).is_ok()
+        });
     }
 
     /// Stops a node and waits until it is down.

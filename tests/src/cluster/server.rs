@@ -77,15 +77,22 @@ impl Server {
     /// pg_basebackup of `primary`, over its own replication slot; the server is not started.
     pub(super) fn init_standby(base: &Path, name: &str, primary: &Server) -> Self {
         let server = Self::new(base, name);
+        server.copy_from(primary);
+        server
+    }
+
+    /// Takes the data folder from `primary`; the replication slot must not exist.
+    pub(super) fn copy_from(&self, primary: &Server) {
+        let name = &self.name;
         let source = format!(
             "host=127.0.0.1 port={} user=postgres application_name={name}",
             primary.port()
         );
         output_of(
             installation()
-                .server_command("pg_basebackup", base)
+                .server_command("pg_basebackup", &self.base)
                 .arg("--pgdata")
-                .arg(server.data_dir())
+                .arg(self.data_dir())
                 .args(["--dbname", &source, "--slot", name, "--create-slot"])
                 .args([
                     "--write-recovery-conf",
@@ -94,8 +101,15 @@ impl Server {
                 ])
                 .arg("--no-sync"),
         );
-        server.append_own_conf();
-        server
+        self.append_own_conf();
+    }
+
+    /// Stops the server and removes its data folder.
+    pub(super) fn remove_data(&mut self) {
+        self.stop_for_good();
+        let folder = self.data_dir();
+        fs::remove_dir_all(&folder)
+            .unwrap_or_else(|error| panic!("could not remove {}: {error}", folder.display()));
     }
 
     pub(super) fn port(&self) -> u16 {

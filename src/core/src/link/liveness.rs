@@ -4,13 +4,14 @@
 //! proves nothing. After half of the tolerated time the process's CPU time is asked for, over
 //! another connection, and again after every further half:
 //!
-//! - it has grown since the last answer: the process works, however silent;
+//! - it has grown since the last answer by a thousandth of the time or more: the process works,
+//!   however silent. Less is what timers cost a process that waits for ever;
 //! - it has not, or no answer came for half of the time: the process, or its server, is frozen.
 //!
 //! A server that has no room for the other connection lives, but cannot tell; it is asked again.
 //!
 //! So a frozen process is found out after the tolerated time, and one that works never is. A
-//! process that waits for something for so long without using any CPU time counts as frozen, which
+//! process that waits for something for so long without using CPU time counts as frozen, which
 //! costs time and nothing else: its work is done by others.
 
 /// What has to be done now.
@@ -77,12 +78,13 @@ impl Liveness {
         Verdict::Ask
     }
 
-    /// The answer: CPU time that the process has used so far, in any unit fine enough that work
-    /// shows.
+    /// The answer: CPU time that the process has used so far, in nanoseconds.
     pub fn answered(&mut self, cpu_time: u64) -> Verdict {
         self.asked = false;
+        // A thousandth of half_us microseconds.
+        let least = self.half_us;
         match self.cpu_time.replace(cpu_time) {
-            Some(before) if before == cpu_time => Verdict::Frozen,
+            Some(before) if cpu_time.saturating_sub(before) < least => Verdict::Frozen,
             _ => Verdict::Wait,
         }
     }
@@ -135,8 +137,18 @@ mod tests {
         let mut process = Liveness::new(10, 0);
         for round in 1..1000 {
             assert_eq!(process.check(round * 5), Verdict::Ask);
-            assert_eq!(process.answered(round), Verdict::Wait);
+            assert_eq!(process.answered(round * 5), Verdict::Wait);
         }
+    }
+
+    #[test]
+    fn what_timers_cost_is_no_work() {
+        let mut process = Liveness::new(10_000_000, 0);
+        assert_eq!(process.check(5_000_000), Verdict::Ask);
+        assert_eq!(process.answered(1_000_000_000), Verdict::Wait);
+        // Ten wake-ups of 20 microseconds each within five seconds.
+        assert_eq!(process.check(10_000_000), Verdict::Ask);
+        assert_eq!(process.answered(1_000_200_000), Verdict::Frozen);
     }
 
     #[test]

@@ -1,0 +1,298 @@
+//! Links over TLS and with passwords, and that no secret is shown anywhere.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use parallel_replicas_tests::system::{installation, output_of};
+use parallel_replicas_tests::{Cluster, PRIMARY, SOON, damage_check, text, wait_until};
+use postgres::{Client, SimpleQueryMessage};
+
+const ROWS: &str = "20000";
+const QUERY: &str = "SELECT count(*)::text FROM t";
+
+/// The password of the link's role; nothing else has this text.
+const PASSWORD: &str = "Xyzzy_plugh_42";
+
+/// A primary with one standby, which asks the role `l` for its password, and for TLS if it has it.
+fn scene(settings: &[(&str, &str)]) -> Cluster {
+    let mut options = Cluster::builder()
+        .standbys(1)
+        .setting("parallel_replicas.connect_timeout", "20s")
+        .setting("parallel_replicas.replay_wait_timeout", "20s");
+    for (name, value) in settings {
+        options = options.setting(name, value);
+    }
+    let cluster = options.start();
+    cluster.psql(
+        PRIMARY,
+        &format!(
+            "SET log_statement = 'none';
+             CREATE EXTENSION parallel_replicas;
+             CREATE ROLE l LOGIN PASSWORD '{PASSWORD}' IN ROLE parallel_replicas_link;
+             CREATE TABLE t AS SELECT generate_series(1, {ROWS}) AS i; ANALYZE t"
+        ),
+    );
+    cluster.register_replicas();
+    cluster
+}
+
+/// Who may come in how, first line first.
+fn access(cluster: &Cluster, node: usize, lines: &str) {
+    let path = cluster.data_dir(node).join("pg_hba.conf");
+    let old = fs::read_to_string(&path).unwrap();
+    fs::write(&path, format!("{lines}\n{old}")).unwrap();
+    cluster.reload(node);
+}
+
+/// Replaces the user mapping by one for the role `l`.
+fn log_in_as_l(cluster: &Cluster, password: &str) {
+    cluster.psql(
+        PRIMARY,
+        &format!(
+            "DROP USER MAPPING IF EXISTS FOR postgres SERVER standby1;
+             CREATE USER MAPPING FOR postgres SERVER standby1
+                 OPTIONS (user 'l'{password})"
+        ),
+    );
+    cluster.wait_all_caught_up();
+}
+
+fn session(cluster: &Cluster) -> Client {
+    let mut client = cluster.connect(PRIMARY);
+    client
+        .batch_execute(
+            "SET parallel_replicas.debug_force = on; SET parallel_replicas_local_plan = off;
+             SET client_min_messages = error",
+        )
+        .unwrap();
+    client
+}
+
+fn explain(client: &mut Client) -> String {
+    let messages = client
+        .simple_query(&format!(
+            "EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF)
+             SELECT count(*) FROM t WHERE length(repeat(i::text, 20000)) > 0"
+        ))
+        .expect("the query succeeds");
+    let lines = messages.iter().filter_map(|message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0),
+        _ => None,
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// A new session uses the replica.
+#[track_caller]
+fn assert_used(cluster: &Cluster) {
+    let mut client = session(cluster);
+    let mut plan = String::new();
+    wait_until(SOON, "the replica is used", || {
+        plan = explain(&mut client);
+        plan.contains("Replicas Used: 1")
+    });
+    assert_eq!(text(&mut client, QUERY), ROWS);
+}
+
+/// A new session leaves it out, for this reason.
+#[track_caller]
+fn assert_left_out(cluster: &Cluster, reason: &str) {
+    let mut plan = String::new();
+    wait_until(SOON, &format!("the replica is left out: {reason}"), || {
+        plan = explain(&mut session(cluster));
+        plan.contains(reason)
+    });
+    assert!(!plan.contains(PASSWORD), "{plan}");
+    assert_eq!(text(&mut session(cluster), QUERY), ROWS);
+}
+
+/// A certificate for the name `replica.example`, made by itself, in the cluster's folder.
+fn certificate(cluster: &Cluster, name: &str) -> (PathBuf, PathBuf) {
+    let path = |suffix: &str| cluster.base().join(format!("{name}.{suffix}"));
+    let (certificate, key) = (path("crt"), path("key"));
+    output_of(
+        Command::new("openssl")
+            .args(["req", "-x509", "-newkey", "ec", "-pkeyopt"])
+            .args(["ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"])
+            .args(["-subj", "/CN=replica.example"])
+            .args(["-addext", "subjectAltName=DNS:replica.example"])
+            .arg("-keyout")
+            .arg(&key)
+            .arg("-out")
+            .arg(&certificate),
+    );
+    for file in [&certificate, &key] {
+        own(file);
+    }
+    (certificate, key)
+}
+
+/// Makes a file the servers' own, and readable to nobody else.
+fn own(file: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(file, fs::Permissions::from_mode(0o600)).unwrap();
+    installation().give_to_server_user(file);
+}
+
+#[test]
+fn links_use_tls_and_check_the_certificate() {
+    let cluster = scene(&[]);
+    let (certificate, key) = certificate(&cluster, "server");
+    let (other, _) = self::certificate(&cluster, "other");
+    cluster.configure(1, "ssl_cert_file", certificate.to_str().unwrap());
+    cluster.configure(1, "ssl_key_file", key.to_str().unwrap());
+    cluster.configure(1, "ssl", "on");
+    access(
+        &cluster,
+        1,
+        "hostssl all l 127.0.0.1/32 scram-sha-256\nhostnossl all l 127.0.0.1/32 reject",
+    );
+    log_in_as_l(&cluster, &format!(", password '{PASSWORD}'"));
+    let alter = |options: &str| {
+        cluster.psql(
+            PRIMARY,
+            &format!("ALTER SERVER standby1 OPTIONS ({options})"),
+        );
+        cluster.wait_all_caught_up();
+    };
+    alter("ADD sslmode 'disable'");
+    assert_left_out(&cluster, "pg_hba.conf rejects connection");
+
+    alter("SET sslmode 'require'");
+    assert_used(&cluster);
+    let mut observer = cluster.connect(1);
+    let mut kept = session(&cluster);
+    assert_eq!(text(&mut kept, QUERY), ROWS);
+    assert_eq!(
+        text(
+            &mut observer,
+            "SELECT bool_and(ssl)::text FROM pg_stat_ssl JOIN pg_stat_activity USING (pid)
+             WHERE usename = 'l'",
+        ),
+        "true"
+    );
+    drop(kept);
+
+    // Somebody's certificate is not this server's.
+    alter(&format!(
+        "SET sslmode 'verify-full', ADD sslrootcert '{}'",
+        other.display()
+    ));
+    assert_left_out(&cluster, "certificate verify failed");
+    // It is this server's, under another name.
+    alter(&format!("SET sslrootcert '{}'", certificate.display()));
+    assert_left_out(&cluster, "does not match host name");
+    alter("SET host 'replica.example', ADD hostaddr '127.0.0.1'");
+    assert_used(&cluster);
+    // Channel binding is libpq's affair, and works over the same link.
+    alter("ADD channel_binding 'require'");
+    assert_used(&cluster);
+    damage_check(&cluster);
+}
+
+#[test]
+fn a_password_file_serves_superusers() {
+    let cluster = scene(&[]);
+    access(&cluster, 1, "host all l 127.0.0.1/32 scram-sha-256");
+    log_in_as_l(&cluster, "");
+    assert_left_out(&cluster, "no password supplied");
+    let file = cluster.base().join("passwords");
+    fs::write(
+        &file,
+        format!("127.0.0.1:{}:*:l:{PASSWORD}\n", cluster.port(1)),
+    )
+    .unwrap();
+    own(&file);
+    cluster.psql(
+        PRIMARY,
+        &format!(
+            "ALTER SERVER standby1 OPTIONS (ADD passfile '{}')",
+            file.display()
+        ),
+    );
+    cluster.wait_all_caught_up();
+    assert_used(&cluster);
+    damage_check(&cluster);
+}
+
+/// Everything that servers write and show, after everything that can go wrong with a log-in.
+#[test]
+fn no_secret_is_shown() {
+    let cluster = scene(&[
+        ("log_min_messages", "debug1"),
+        ("log_connections", "on"),
+        ("parallel_replicas.log_level", "trace"),
+        ("parallel_replicas.monitor_interval", "200ms"),
+    ]);
+    access(&cluster, 1, "host all l 127.0.0.1/32 scram-sha-256");
+    let mut primary = cluster.connect(PRIMARY);
+    let secret = text(
+        &mut primary,
+        "SELECT encode(secret, 'hex') FROM parallel_replicas.secret",
+    );
+    // Right, then wrong, then right for a server that is not there.
+    log_in_as_l(&cluster, &format!(", password '{PASSWORD}'"));
+    assert_used(&cluster);
+    let wrong = format!("{PASSWORD}_wrong");
+    log_in_as_l(&cluster, &format!(", password '{wrong}'"));
+    assert_left_out(&cluster, "password authentication failed");
+    log_in_as_l(&cluster, &format!(", password '{PASSWORD}'"));
+    let port = cluster.port(1);
+    cluster.psql(PRIMARY, "ALTER SERVER standby1 OPTIONS (SET port '1')");
+    assert_left_out(&cluster, "could not connect");
+    cluster.psql(
+        PRIMARY,
+        &format!("ALTER SERVER standby1 OPTIONS (SET port '{port}')"),
+    );
+    cluster.wait_all_caught_up();
+    cluster.psql(
+        PRIMARY,
+        "ALTER SERVER standby1 OPTIONS (ADD sslmode 'require')",
+    );
+    assert_left_out(&cluster, "SSL was required");
+
+    // Only who may see mappings' options sees the password, and nobody elsewhere.
+    cluster.psql(
+        PRIMARY,
+        "CREATE ROLE anybody LOGIN; GRANT pg_monitor TO anybody",
+    );
+    cluster.wait_all_caught_up();
+    let mut shown = String::new();
+    for node in [PRIMARY, 1] {
+        shown += &cluster.log(node);
+        for user in ["postgres", "anybody"] {
+            let mut client = cluster.connect_as(node, user);
+            let views = client
+                .query(
+                    "SELECT c.oid::regclass::text FROM pg_class c
+                     JOIN pg_namespace n ON n.oid = c.relnamespace
+                     WHERE n.nspname = 'parallel_replicas' AND c.relkind = 'v'",
+                    &[],
+                )
+                .unwrap();
+            assert!(views.len() > 10, "{} views", views.len());
+            let own = views.iter().map(|row| row.get::<_, String>(0));
+            for view in own.chain([
+                String::from("parallel_replicas.check_cluster()"),
+                String::from("pg_stat_activity"),
+                String::from("pg_foreign_server"),
+            ]) {
+                let query =
+                    format!("SELECT coalesce(string_agg(v::text, E'\\n'), '') FROM {view} v");
+                match client.query_one(&query, &[]) {
+                    Ok(row) => shown += row.get(0),
+                    Err(error) => shown += &format!("{error:?}"),
+                }
+            }
+        }
+    }
+    assert!(shown.len() > 10_000, "little was shown");
+    for hidden in [PASSWORD, &secret] {
+        let place = shown.find(hidden).map(|at| {
+            let start = shown[..at].rfind('\n').unwrap_or(0);
+            &shown[start..(at + 100).min(shown.len())]
+        });
+        assert_eq!(place, None, "a secret is shown");
+    }
+}

@@ -1,0 +1,243 @@
+//! Whatever ends a query: within a second no process of it works on a replica, nor holds a lock or
+//! a snapshot there, and the session goes on with its connections or without them.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parallel_replicas_tests::endurance::{self, Plan};
+use parallel_replicas_tests::system::{Signal, signal};
+use parallel_replicas_tests::{Cluster, PRIMARY, SOON, damage_check, text, wait_until};
+use postgres::Client;
+
+const AT_MOST: Duration = Duration::from_secs(1);
+
+/// Rows of table `t`.
+const ROWS: i64 = 60_000;
+
+/// Takes many seconds, nearly all of it in the scan.
+const SLOW: &str = "SELECT count(*), sum(length(repeat(pad, 30000))) FROM t";
+
+/// Works long after it has read everything.
+const SORT: &str = "SELECT id FROM t ORDER BY (repeat('x', 2000) || id) COLLATE \"und-x-icu\"";
+
+/// Sends one row after the other for many seconds.
+const ROW_BY_ROW: &str = "FROM t WHERE length(repeat(pad, 30000)) > 0";
+
+struct Scene {
+    observers: Vec<Client>,
+    cluster: Cluster,
+}
+
+impl Scene {
+    fn start() -> Self {
+        let cluster = Cluster::builder()
+            .standbys(2)
+            .autovacuum(false)
+            .setting("jit", "off")
+            .setting("parallel_replicas.connect_timeout", "20s")
+            .setting("parallel_replicas.granule_blocks", "2")
+            .start();
+        cluster.register_replicas();
+        cluster.psql(
+            PRIMARY,
+            &format!(
+                "CREATE TABLE t AS SELECT i AS id, repeat('x', 100) AS pad
+                     FROM generate_series(1, {ROWS}) i;
+                 CREATE FUNCTION boom(int) RETURNS int LANGUAGE plpgsql PARALLEL RESTRICTED AS
+                     $$BEGIN RAISE EXCEPTION 'above the node'; END$$;
+                 ANALYZE t"
+            ),
+        );
+        cluster.wait_all_caught_up();
+        let observers = cluster
+            .standbys()
+            .map(|node| cluster.connect(node))
+            .collect();
+        Self { observers, cluster }
+    }
+
+    /// A session whose queries are executed by replicas alone.
+    fn session(&self) -> Client {
+        let mut client = self.cluster.connect(PRIMARY);
+        client
+            .batch_execute(
+                "SET enable_parallel_replicas = 2; SET parallel_replicas_local_plan = off;
+                 SET parallel_replicas.replay_wait_timeout = '20s'; SET work_mem = '256MB';
+                 SET client_connection_check_interval = '100ms'",
+            )
+            .unwrap();
+        client
+    }
+
+    /// Processes on the standbys that work, hold a snapshot, or a lock on the table.
+    fn busy(&mut self) -> i64 {
+        let query = "SELECT count(*)::text FROM pg_stat_activity a
+             WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'
+               AND application_name LIKE 'parallel_replicas%'
+               AND application_name <> 'parallel_replicas monitor'
+               AND (state <> 'idle' OR backend_xmin IS NOT NULL
+                    OR EXISTS (SELECT FROM pg_locks l WHERE l.pid = a.pid))";
+        let count = |client: &mut Client| -> i64 { text(client, query).parse().unwrap() };
+        self.observers.iter_mut().map(count).sum()
+    }
+
+    #[track_caller]
+    fn wait_busy(&mut self) {
+        wait_until(SOON, "replicas work", || self.busy() >= 2);
+    }
+
+    /// Nothing works within the time allowed after `ended`.
+    #[track_caller]
+    fn assert_quiet(&mut self, what: &str, ended: Instant) {
+        wait_until(SOON, &format!("replicas stop after {what}"), || {
+            self.busy() == 0
+        });
+        let took = ended.elapsed();
+        assert!(took <= AT_MOST, "replicas stopped {took:?} after {what}");
+    }
+}
+
+#[track_caller]
+fn assert_usable(client: &mut Client) {
+    assert_eq!(
+        text(client, "SELECT count(*)::text FROM t"),
+        ROWS.to_string()
+    );
+}
+
+/// What others do to a query while it is executed.
+#[test]
+fn a_query_that_is_ended_from_outside_ends_on_replicas() {
+    let mut scene = Scene::start();
+    let mut primary = scene.cluster.connect(PRIMARY);
+    for query in [SLOW, SORT] {
+        for how in ["pg_cancel_backend", "pg_terminate_backend"] {
+            let mut client = scene.session();
+            let pid = text(&mut client, "SELECT pg_backend_pid()::text");
+            let running = thread::spawn(move || (client.batch_execute(query), client));
+            scene.wait_busy();
+            let ended = Instant::now();
+            text(&mut primary, &format!("SELECT {how}({pid})::text"));
+            let (outcome, mut client) = running.join().unwrap();
+            outcome.expect_err("it was ended");
+            scene.assert_quiet(how, ended);
+            if how == "pg_cancel_backend" {
+                assert_usable(&mut client);
+            }
+        }
+    }
+    damage_check(&scene.cluster);
+}
+
+/// The client of a query goes away without a word.
+#[test]
+fn a_query_whose_client_is_gone_ends_on_replicas() {
+    let mut scene = Scene::start();
+    let primary = scene.cluster.port(PRIMARY).to_string();
+    let mut psql = std::process::Command::new("psql")
+        .args([
+            "-X",
+            "-h",
+            "127.0.0.1",
+            "-U",
+            "postgres",
+            "-p",
+            &primary,
+            "-c",
+        ])
+        .arg(format!(
+            "SET enable_parallel_replicas = 2; SET parallel_replicas_local_plan = off;
+             SET client_connection_check_interval = '100ms'; {SLOW}"
+        ))
+        .spawn()
+        .expect("psql can be started");
+    scene.wait_busy();
+    let ended = Instant::now();
+    signal(psql.id() as i32, Signal::KILL);
+    psql.wait().unwrap();
+    scene.assert_quiet("its client's end", ended);
+    damage_check(&scene.cluster);
+}
+
+/// What a query does to itself.
+#[test]
+fn a_query_that_needs_no_more_rows_ends_on_replicas() {
+    let mut scene = Scene::start();
+    let mut client = scene.session();
+    for (what, script, succeeds) in [
+        (
+            "statement_timeout",
+            format!("SET statement_timeout = '700ms'; {SLOW}"),
+            false,
+        ),
+        ("LIMIT", format!("SELECT id {ROW_BY_ROW} LIMIT 1"), true),
+        (
+            "an error above the node",
+            format!("SELECT boom(id) {ROW_BY_ROW}"),
+            false,
+        ),
+        (
+            "the end of a subtransaction",
+            format!(
+                "DO $$BEGIN
+                     BEGIN
+                         EXECUTE 'SELECT boom(id) {ROW_BY_ROW}';
+                     EXCEPTION WHEN raise_exception THEN
+                         RAISE NOTICE 'it goes on';
+                     END;
+                 END$$"
+            ),
+            true,
+        ),
+    ] {
+        let before = served(&mut scene);
+        let outcome = client.batch_execute(&script);
+        let ended = Instant::now();
+        assert_eq!(outcome.is_ok(), succeeds, "{what}: {outcome:?}");
+        scene.assert_quiet(what, ended);
+        assert!(served(&mut scene) > before, "{what}: no replica was asked");
+        client.batch_execute("SET statement_timeout = 0").unwrap();
+        assert_usable(&mut client);
+    }
+    damage_check(&scene.cluster);
+}
+
+/// Fragments that were begun on the standbys, whatever became of them.
+fn served(scene: &mut Scene) -> i64 {
+    let query = "SELECT sum(value)::text FROM parallel_replicas.events
+                 WHERE event = 'ParallelReplicasQueryCount'";
+    text(&mut scene.cluster.connect(PRIMARY), query)
+        .parse()
+        .unwrap()
+}
+
+/// The whole primary restarts.
+#[test]
+fn a_query_whose_server_crashes_ends_on_replicas() {
+    let mut scene = Scene::start();
+    let mut client = scene.session();
+    let pid: i32 = text(&mut client, "SELECT pg_backend_pid()::text")
+        .parse()
+        .unwrap();
+    let running = thread::spawn(move || client.batch_execute(SLOW));
+    scene.wait_busy();
+    let before = scene.cluster.times_ready(PRIMARY);
+    let ended = Instant::now();
+    signal(pid, Signal::KILL);
+    running.join().unwrap().expect_err("it was killed");
+    scene.assert_quiet("the crash", ended);
+    scene.cluster.wait_ready_again(PRIMARY, before);
+    assert_usable(&mut scene.session());
+    damage_check(&scene.cluster);
+}
+
+/// The short form of `make soak`.
+#[test]
+fn sessions_do_not_grow() {
+    let report = endurance::run(Plan {
+        seed: 4,
+        queries: 400,
+        sessions: 10,
+    });
+    assert_eq!(report.wrong, Vec::<String>::new(), "{report:#?}");
+}

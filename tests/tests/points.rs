@@ -1,0 +1,197 @@
+//! Failures at exact places inside the servers: needs the library built with the feature
+//! `test_points` (`make test-points`), so these are ignored elsewhere.
+
+use std::fs;
+use std::path::PathBuf;
+
+use parallel_replicas_tests::system::installation;
+use parallel_replicas_tests::{Cluster, PRIMARY, Rows, SOON, damage_check, text, wait_until};
+use postgres::Client;
+
+const STREAMING: &str = "SELECT id, pad FROM t WHERE length(repeat(pad, 200)) > 0";
+const PARTIAL: &str = "SELECT v, count(*), sum(length(repeat(pad, 200))) FROM t GROUP BY v";
+
+/// What a process on the replica passes, in order.
+const ON_THE_REPLICA: &[&str] = &[
+    "serve-called",
+    "serve-greeted",
+    "serve-begun",
+    "serve-admitted",
+    "serve-snapshot",
+    "serve-announced",
+    "serve-granule",
+    "serve-rows-sent",
+    "serve-executed",
+    "serve-ending",
+];
+
+/// What the coordinator passes, in order.
+const ON_THE_COORDINATOR: &[&str] = &[
+    "exec-begin-made",
+    "exec-connected",
+    "exec-greeted",
+    "exec-task-done",
+    "exec-finishing",
+];
+
+struct Scene {
+    cluster: Cluster,
+}
+
+impl Scene {
+    fn start() -> Self {
+        let cluster = Cluster::builder()
+            .standbys(1)
+            .autovacuum(false)
+            .setting("jit", "off")
+            .setting("parallel_replicas.monitor_interval", "0")
+            .setting("parallel_replicas.granule_blocks", "16")
+            .setting("parallel_replicas.links_per_replica", "1")
+            .setting("parallel_replicas.connect_timeout", "2s")
+            .setting("parallel_replicas.replay_wait_timeout", "1s")
+            .setting("parallel_replicas.stall_timeout", "1s")
+            .start();
+        cluster.register_replicas();
+        cluster.psql(
+            PRIMARY,
+            "CREATE TABLE t AS SELECT i AS id, i % 10 AS v, repeat('x', 100) AS pad
+                 FROM generate_series(1, 10000) i;
+             ANALYZE t",
+        );
+        cluster.wait_all_caught_up();
+        for node in [PRIMARY, 1] {
+            let folder = cluster.data_dir(node).join("test_points");
+            fs::create_dir(&folder).unwrap();
+            installation().give_to_server_user(&folder);
+        }
+        Self { cluster }
+    }
+
+    fn file(&self, node: usize, point: &str) -> PathBuf {
+        self.cluster.data_dir(node).join("test_points").join(point)
+    }
+
+    fn arm(&self, node: usize, point: &str, action: &str) {
+        fs::write(self.file(node, point), action).unwrap();
+    }
+
+    fn is_reached(&self, node: usize, point: &str) -> bool {
+        self.file(node, &format!("{point}.reached")).exists()
+    }
+
+    fn disarm(&self, node: usize, point: &str) {
+        let _ = fs::remove_file(self.file(node, point));
+        let _ = fs::remove_file(self.file(node, &format!("{point}.reached")));
+    }
+
+    /// A session whose queries are left to the replica as long as it is there.
+    fn session(&self) -> Client {
+        let mut client = self.cluster.connect(PRIMARY);
+        client
+            .batch_execute(
+                "SET parallel_replicas.debug_force = on; SET parallel_replicas_local_plan = off;
+                 SET client_min_messages = error; SET statement_timeout = '60s'",
+            )
+            .unwrap();
+        client
+    }
+
+    #[track_caller]
+    fn wait_quiet(&self, what: &str) {
+        let mut observer = self.cluster.connect(1);
+        wait_until(SOON, &format!("nothing is left after {what}"), || {
+            text(
+                &mut observer,
+                "SELECT count(*)::text FROM pg_stat_activity
+                 WHERE application_name LIKE 'parallel_replicas%' AND state <> 'idle'",
+            ) == "0"
+        });
+    }
+}
+
+#[test]
+#[ignore = "needs the library with test points"]
+fn a_replica_that_fails_at_any_place_costs_the_query_nothing_but_time() {
+    let scene = Scene::start();
+    let mut alone = scene.cluster.connect(PRIMARY);
+    for query in [STREAMING, PARTIAL] {
+        let expected = Rows::fetch(&mut alone, query).unwrap();
+        for point in ON_THE_REPLICA {
+            let actions: &[&str] = match query {
+                STREAMING => &["error", "fatal", "wait", "crash"],
+                _ => &["error", "fatal"],
+            };
+            for action in actions {
+                let what = format!("{action} at {point}\n{query}");
+                let ready = scene.cluster.times_ready(1);
+                let mut client = scene.session();
+                scene.arm(1, point, action);
+                let rows = Rows::fetch(&mut client, query)
+                    .unwrap_or_else(|error| panic!("{what}\n{error:?}"));
+                assert_eq!(expected.difference(&rows, false), None, "{what}");
+                assert!(scene.is_reached(1, point), "not reached: {what}");
+                scene.disarm(1, point);
+                if *action == "crash" {
+                    scene.cluster.wait_ready_again(1, ready);
+                }
+                let rows = Rows::fetch(&mut client, query)
+                    .unwrap_or_else(|error| panic!("after {what}\n{error:?}"));
+                assert_eq!(expected.difference(&rows, false), None, "after {what}");
+                drop(client);
+                scene.wait_quiet(&what);
+            }
+        }
+    }
+    assert!(!scene.cluster.log(1).contains(" leak"));
+    damage_check(&scene.cluster);
+}
+
+#[test]
+#[ignore = "needs the library with test points"]
+fn a_coordinator_that_fails_at_any_place_leaves_nothing_on_replicas() {
+    let scene = Scene::start();
+    let mut alone = scene.cluster.connect(PRIMARY);
+    let expected = Rows::fetch(&mut alone, STREAMING).unwrap();
+    drop(alone);
+    for point in ON_THE_COORDINATOR {
+        for action in ["error", "fatal", "cancel", "crash"] {
+            let what = format!("{action} at {point}");
+            let ready = scene.cluster.times_ready(PRIMARY);
+            let mut client = scene.session();
+            let token = client.cancel_token();
+            let waits = action == "cancel";
+            scene.arm(PRIMARY, point, if waits { "wait" } else { action });
+            let running = std::thread::spawn(move || {
+                let outcome = Rows::fetch(&mut client, STREAMING);
+                (outcome, client)
+            });
+            wait_until(SOON, &format!("{what}: the point is reached"), || {
+                scene.is_reached(PRIMARY, point)
+            });
+            if waits {
+                token.cancel_query(postgres::NoTls).unwrap();
+            }
+            let (outcome, mut client) = running.join().unwrap();
+            let error = outcome.expect_err(&what);
+            let state = error.code().map(|code| code.code().to_owned());
+            match action {
+                "error" => assert_eq!(state.as_deref(), Some("58030"), "{what}"),
+                "cancel" => assert_eq!(state.as_deref(), Some("57014"), "{what}"),
+                _ => {}
+            }
+            scene.disarm(PRIMARY, point);
+            if action == "crash" {
+                scene.cluster.wait_ready_again(PRIMARY, ready);
+            }
+            if action == "crash" || action == "fatal" {
+                client = scene.session();
+            }
+            scene.wait_quiet(&what);
+            let rows = Rows::fetch(&mut client, STREAMING)
+                .unwrap_or_else(|error| panic!("after {what}\n{error:?}"));
+            assert_eq!(expected.difference(&rows, false), None, "after {what}");
+        }
+    }
+    assert!(!scene.cluster.log(PRIMARY).contains(" leak"));
+    damage_check(&scene.cluster);
+}
