@@ -71,10 +71,10 @@ fn session(cluster: &Cluster) -> Client {
 
 fn explain(client: &mut Client) -> String {
     let messages = client
-        .simple_query(&format!(
+        .simple_query(
             "EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF)
-             SELECT count(*) FROM t WHERE length(repeat(i::text, 20000)) > 0"
-        ))
+             SELECT count(*) FROM t WHERE length(repeat(i::text, 20000)) > 0",
+        )
         .expect("the query succeeds");
     let lines = messages.iter().filter_map(|message| match message {
         SimpleQueryMessage::Row(row) => row.get(0),

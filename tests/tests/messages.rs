@@ -68,6 +68,16 @@ const NOT_PROVOKED: &[(&str, &str)] = &[
     ("frame cannot be sent: ", "a defect"),
     ("task state: ", "a defect"),
     ("a waiting statement has lost its place", "a defect"),
+    ("test point ", "not in the installed library"),
+    (
+        "no background worker slot is free for the monitor",
+        "for the log",
+    ),
+    (
+        "canceling statement because it blocks another one",
+        "queue.rs, by SQLSTATE",
+    ),
+    ("statement is waiting in the query queue", "queue.rs"),
     // For the server's log.
     (" ms in the query queue for ", "tests/queue.rs"),
 ];

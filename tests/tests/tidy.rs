@@ -225,13 +225,7 @@ fn the_library_needs_only_old_libpq_functions() {
         "PQstatus",
         "PQtransactionStatus",
     ];
-    let pg_config = std::env::var("PG_CONFIG").unwrap_or_else(|_| "/usr/bin/pg_config".to_owned());
-    let folder = Command::new(pg_config)
-        .arg("--pkglibdir")
-        .output()
-        .expect("pg_config runs");
-    let folder = String::from_utf8(folder.stdout).expect("a path");
-    let library = Path::new(folder.trim()).join("parallel_replicas.so");
+    let library = library();
     let symbols = Command::new("nm")
         .args(["-D", "--undefined-only"])
         .arg(&library)
@@ -258,4 +252,31 @@ fn the_library_needs_only_old_libpq_functions() {
         unknown.is_empty(),
         "not known to be in the oldest libpq: {unknown:?}"
     );
+}
+
+/// The library that is installed.
+fn library() -> PathBuf {
+    let pg_config = std::env::var("PG_CONFIG").unwrap_or_else(|_| "/usr/bin/pg_config".to_owned());
+    let folder = Command::new(pg_config)
+        .arg("--pkglibdir")
+        .output()
+        .expect("pg_config runs");
+    let folder = String::from_utf8(folder.stdout).expect("a path");
+    Path::new(folder.trim()).join("parallel_replicas.so")
+}
+
+/// Places at which a test makes the server fail are in a build of their own.
+#[test]
+fn the_library_has_no_test_points() {
+    let bytes = std::fs::read(library()).expect("the library is installed");
+    let has = |word: &str| {
+        bytes
+            .windows(word.len())
+            .any(|part| part == word.as_bytes())
+    };
+    // What is certainly there is found.
+    assert!(has("enable_parallel_replicas"));
+    for word in ["test_points", "test point ", "serve-announced"] {
+        assert!(!has(word), "{word}");
+    }
 }
