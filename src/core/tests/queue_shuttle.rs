@@ -84,7 +84,7 @@ impl Model {
             let request = Request {
                 kind: Kind::Select,
                 slots: thread_rng().gen_range(1..=3),
-                group: u32::from(own % 2 == 0),
+                group: u32::from(own.is_multiple_of(2)),
             };
             let mut state = self.locked(own, |queue, now| {
                 queue.release(own);
@@ -124,7 +124,7 @@ fn limits(total: u32, kinds: u32, concurrency: u32) -> Limits {
         kinds,
         by_slots: true,
         by_group: true,
-        strategy: if total % 2 == 0 {
+        strategy: if total.is_multiple_of(2) {
             Strategy::Swrr
         } else {
             Strategy::Sjf
