@@ -23,13 +23,13 @@ const QUERY: &str =
 /// What the speed is, the primary alone shows in the same round. Bar: 1.15.
 pub fn run() -> Vec<Row> {
     let rounds: usize = number("ROUNDS", 5);
-    let share: f64 = number("SHARE", 0.4);
-    let rows: u64 = number("ROWS", 8_000_000);
+    let share: f64 = number("SHARE", 0.2);
+    let rows: u64 = number("ROWS", 12_000_000);
     println!("{rows} rows, {share} of a CPU per server, {rounds} rounds");
     let mut cluster = Cluster::builder()
         .standbys(STANDBYS)
         .autovacuum(false)
-        .shared_buffers("1GB")
+        .shared_buffers("1536MB")
         .setting("jit", "off")
         .setting("parallel_replicas.connect_timeout", "30s")
         .start();
