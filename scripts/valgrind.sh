@@ -8,7 +8,7 @@ set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "$0")/common.sh"
 
-command -v valgrind > /dev/null || die "valgrind is missing"
+command -v valgrind > /dev/null || die "valgrind is missing: apt-get install valgrind"
 copy_postgresql
 trap 'rm -rf "$copy"' EXIT
 
@@ -31,8 +31,9 @@ QUERIES="${QUERIES:-100}" SESSIONS="${SESSIONS:-2}" \
     cargo run --quiet -p parallel_replicas_tests --bin chaos -- soak
 
 step "Errors with the library on their stack"
+processes="$(find "$copy/logs" -name '*.log' | wc -l)"
+[ "$processes" -gt 0 ] || die "no process ran under valgrind"
 # Each error is a paragraph.
-if cat "$copy"/logs/*.log | sed 's/^==[0-9]*== *//' | awk -v RS= '/parallel_replicas\.so/' | tee /dev/stderr | grep -q .; then
-    die "valgrind found errors"
-fi
-echo "none in $(find "$copy/logs" -name '*.log' | wc -l) processes"
+found="$(cat "$copy"/logs/*.log | sed 's/^==[0-9]*== *//' | awk -v RS= '/parallel_replicas\.so/')"
+[ -z "$found" ] || { printf '%s\n' "$found" >&2; die "valgrind found errors"; }
+echo "none in $processes processes"

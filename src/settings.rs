@@ -348,7 +348,7 @@ fn init_developer_settings() {
         c"hash: not at all. random: to other owners in every query. incomplete: the last granule to \
           nobody, which is an error.",
         &DEBUG_ASSIGNMENT,
-        GucContext::Userset,
+        GucContext::Suset,
         GucFlags::EXPLAIN,
     );
 }

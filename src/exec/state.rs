@@ -11,6 +11,7 @@ use super::merge::Merge;
 use super::tasks::{self, Participants, Spent};
 use crate::pg::ffi;
 use crate::plan::private::{ParallelReplicasPrivate, Refused};
+use crate::settings;
 use parallel_replicas_core::link::Fate;
 use parallel_replicas_core::task_state::ProcessCounters;
 use pgrx::pg_sys;
@@ -269,13 +270,17 @@ impl State {
     }
 
     /// What became of each replica, if the leader is to work now because none is left. Not if one met
-    /// an error that is the query's fault: the leader will raise it.
+    /// an error that is the query's fault: the leader will raise it. And not if one has done its part:
+    /// what is left then is what others were lost with.
     pub fn why_left_alone(&self) -> Option<String> {
         let dispatch = self.dispatch.as_ref()?;
         if self.left_alone
-            || self.private.local_plan
+            || settings::local_plan()
             || self.private.whole
-            || dispatch.links.iter().any(|link| link.met_error_of_query)
+            || dispatch
+                .links
+                .iter()
+                .any(|link| link.met_error_of_query || link.fate() == Fate::Done)
         {
             return None;
         }

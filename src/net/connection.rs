@@ -114,7 +114,7 @@ pub struct Connection {
     /// thread has reserved one.
     _external_fd: Option<ExternalFd>,
     /// Of a link: counted until its socket is closed.
-    _permit: Option<Permit>,
+    permit: Option<Permit>,
     _one_thread_only: PhantomData<*mut ()>,
 }
 
@@ -165,7 +165,7 @@ impl Connection {
     pub fn start_link(parameters: &ConnectParameters, most: u32) -> Result<Connection, NetError> {
         let permit = Permit::take(most).ok_or(NetError::TooManyLinks { most })?;
         let mut connection = Connection::start(parameters)?;
-        connection._permit = Some(permit);
+        connection.permit = Some(permit);
         Ok(connection)
     }
 
@@ -212,7 +212,7 @@ impl Connection {
             phase: Phase::Started,
             reached: false,
             _external_fd: external_fd,
-            _permit: None,
+            permit: None,
             _one_thread_only: PhantomData,
         };
         // SAFETY: the receiver has the type libpq wants and the log outlives the PGconn.
@@ -363,6 +363,11 @@ impl Connection {
     /// Still being made: [`Connection::poll_connect`] goes on with it.
     pub fn is_pending(&self) -> bool {
         self.phase != Phase::Connected && !self.is_broken()
+    }
+
+    /// Does it count among the links of this server?
+    pub fn is_counted(&self) -> bool {
+        self.permit.is_some()
     }
 
     pub fn is_connected(&self) -> bool {

@@ -140,10 +140,17 @@ pub fn take(key: &PoolKey, limits: PoolLimits) -> Option<Connection> {
     }
 }
 
+/// Under a cap on links: may the connection wait for the session's next query? Not one that was not
+/// counted, or the cap would not hold; not one in the making, which may never come about; and not
+/// while others may need its place.
+fn may_stay(connection: &Connection, links_max: u32) -> bool {
+    connection.is_counted() && connection.is_connected() && links::in_use() <= links_max / 2
+}
+
 /// Keeps a connection for the next query, or closes it if it is not clean or there is no room.
 pub fn put_back(key: PoolKey, mut connection: Connection, limits: PoolLimits) {
     let clean = limits.idle_max > 0
-        && (limits.links_max == 0 || links::in_use() <= limits.links_max.div_ceil(2))
+        && (limits.links_max == 0 || may_stay(&connection, limits.links_max))
         && key.catalog_generation == catalog_generation()
         && (connection.is_pending() || connection.is_idle_and_clean());
     let mut closing = with_registry(|registry| registry.expire(limits));

@@ -164,8 +164,8 @@ pub unsafe fn set_heap_range(
     }
 }
 
-/// Drops the place of an index scan, and the pages that it holds. Of other indexes than b-trees the
-/// place stays: they hold no page of their own between two rows of a plain scan.
+/// Drops the place of an index scan, and the pages that it holds. Of other indexes than
+/// b-trees and hashes the place stays: they hold no page of their own between two rows of a plain scan.
 ///
 /// # Safety
 /// `scan` is null or valid, and is rescanned before it is used again.
@@ -187,7 +187,7 @@ pub unsafe fn forget_index_position(scan: pg_sys::IndexScanDesc) {
         let has_array =
             (0..count).any(|key| (*keys.add(key)).sk_flags & pg_sys::SK_SEARCHARRAY as i32 != 0);
         let access_method = (*(*(*scan).indexRelation).rd_rel).relam;
-        if access_method == pg_sys::BTREE_AM_OID && !has_array {
+        if matches!(access_method, pg_sys::BTREE_AM_OID | pg_sys::HASH_AM_OID) && !has_array {
             index_rescan(
                 scan,
                 std::ptr::null_mut(),
