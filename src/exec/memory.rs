@@ -15,10 +15,15 @@ const LEAST_BYTES: u64 = 1 << 20;
 
 thread_local! {
     static KEEPS: Cell<bool> = const { Cell::new(false) };
+    /// A fragment has begun, and none has given memory back since: it goes on, or an error ended it.
+    static OWES: Cell<bool> = const { Cell::new(false) };
 }
 
 /// From now on freed memory stays with this process, up to a limit.
 pub fn keep() {
+    if OWES.replace(true) {
+        trim();
+    }
     if !KEEPS.replace(true) {
         // SAFETY: sets two numbers of the allocator.
         unsafe {
@@ -30,8 +35,13 @@ pub fn keep() {
 
 /// A fragment has ended that received so many bytes of rows.
 pub fn give_back(received: u64) {
+    OWES.set(false);
     if received >= LEAST_BYTES {
-        // SAFETY: touches free memory only.
-        unsafe { libc::malloc_trim(0) };
+        trim();
     }
+}
+
+fn trim() {
+    // SAFETY: touches free memory only.
+    unsafe { libc::malloc_trim(0) };
 }

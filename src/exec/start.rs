@@ -158,16 +158,18 @@ fn local_workers_without_replicas(state: &State) -> i32 {
     state.private.local_workers.min(limit)
 }
 
-/// A granule is one process's work, and the leader takes part: more workers than other granules would
-/// be started for nothing, which costs a small query more than all the rest.
+/// A granule is one process's work: more workers would be started for nothing, which costs a small query
+/// more than all the rest. A single granule is the leader's own.
 fn useful_workers(state: &State) -> i32 {
     // SAFETY: the fragment's scans, whose relations are open.
     let granules = state
         .scans
         .iter()
         .map(|scan| u64::from(unsafe { granule_scan::granules(*scan) }));
-    let others = granules.sum::<u64>().saturating_sub(1);
-    i32::try_from(others).unwrap_or(i32::MAX)
+    match granules.sum::<u64>() {
+        0 | 1 => 0,
+        several => i32::try_from(several).unwrap_or(i32::MAX),
+    }
 }
 
 fn participants(state: &State) -> Participants {

@@ -363,6 +363,7 @@ fn is_for_explain() -> bool {
 /// # Safety
 /// `parse` is the query to be planned.
 unsafe fn begin(parse: *mut pg_sys::Query, cursor_options: c_int) -> Option<Attempt> {
+    state::register_callbacks();
     let force = settings::mode() == Mode::Force;
     let strict = force && is_the_users() && !settings::is_debug_forced();
     state::set_explained(false);

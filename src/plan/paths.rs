@@ -67,13 +67,41 @@ unsafe extern "C-unwind" fn add_path(
                 });
             }
             Verdict::Offer => {
-                state::with_current(|planning| {
+                let terms = state::with_current(|planning| {
                     // An empty table may stand beside others in an Append; alone it is no reason
                     // to expect replicas.
                     planning.eligible_scans += usize::from((*rel).pages > 0);
-                    offer(root, rel, planning);
+                    Terms::new(planning, (*rel).tuples)
                 });
+                if let Some(mut terms) = terms {
+                    offer(root, rel, &mut terms);
+                    state::with_current(|planning| planning.parent_pages = terms.parent_pages);
+                }
             }
+        }
+    }
+}
+
+/// What a path is made by. A copy, because the planner may serve an interrupt meanwhile, and a session
+/// that ends there clears what is known about its planning.
+struct Terms {
+    force: bool,
+    local_share: bool,
+    local_workers_limit: i32,
+    replicas: usize,
+    links_per_replica: usize,
+    parent_pages: Option<((usize, i32), f64)>,
+}
+
+impl Terms {
+    fn new(planning: &Planning, rows: f64) -> Self {
+        Terms {
+            force: planning.force,
+            local_share: planning.local_share,
+            local_workers_limit: planning.local_workers_limit,
+            replicas: planning.replicas_for(rows),
+            links_per_replica: planning.links_per_replica,
+            parent_pages: planning.parent_pages,
         }
     }
 }
@@ -182,15 +210,12 @@ unsafe fn local_workers(rel: *mut pg_sys::RelOptInfo, limit: i32) -> i32 {
 
 /// # Safety
 /// As for [`consider`], which said that the table is fit.
-unsafe fn offer(
-    root: *mut pg_sys::PlannerInfo,
-    rel: *mut pg_sys::RelOptInfo,
-    planning: &mut Planning,
-) {
+unsafe fn offer(root: *mut pg_sys::PlannerInfo, rel: *mut pg_sys::RelOptInfo, terms: &mut Terms) {
+    test_point!("plan-offer");
     // SAFETY: as the caller says; the path is allocated by the planner's makeNode.
     unsafe {
-        let natural = local_workers(rel, planning.local_workers_limit);
-        let local = if planning.local_share { natural } else { 0 };
+        let natural = local_workers(rel, terms.local_workers_limit);
+        let local = if terms.local_share { natural } else { 0 };
         let path =
             pgrx::PgBox::<pg_sys::CustomPath>::alloc_node(pg_sys::NodeTag::T_CustomPath).into_pg();
         let base = &raw mut (*path).path;
@@ -199,11 +224,10 @@ unsafe fn offer(
         (*base).pathtarget = (*rel).reltarget;
         (*base).parallel_aware = true;
         (*base).parallel_safe = true;
-        let replicas = planning.replicas_for((*rel).tuples);
-        let links = replicas * planning.links_per_replica;
+        let links = terms.replicas * terms.links_per_replica;
         (*base).parallel_workers = (local + links as i32).max(1);
-        let share = share_of_parent(root, rel, planning);
-        cost(rel, base, local, replicas, share, planning);
+        let share = share_of_parent(root, rel, terms);
+        cost(rel, base, local, share, terms);
         (*path).flags = pg_sys::CUSTOMPATH_SUPPORT_PROJECTION;
         (*path).methods = &PATH_METHODS.0;
         (*path).custom_private = to_list(&GranuleScanPrivate {
@@ -211,7 +235,7 @@ unsafe fn offer(
             granule_blocks: settings::granule_blocks(),
             rows: (*rel).tuples,
         });
-        if planning.force {
+        if terms.force {
             keep_whole_scans_only(root, rel);
         }
         pg_sys::add_partial_path(rel, base);
@@ -226,7 +250,7 @@ unsafe fn offer(
 unsafe fn share_of_parent(
     root: *mut pg_sys::PlannerInfo,
     rel: *mut pg_sys::RelOptInfo,
-    planning: &mut Planning,
+    terms: &mut Terms,
 ) -> f64 {
     // SAFETY: as the caller says; the sizes of all relations are estimated before paths are made.
     unsafe {
@@ -235,7 +259,7 @@ unsafe fn share_of_parent(
             return 1.0;
         }
         let key = (root as usize, pg_sys::bms_next_member(parent, -1));
-        if planning.parent_pages.is_none_or(|(known, _)| known != key) {
+        if terms.parent_pages.is_none_or(|(known, _)| known != key) {
             let pages: f64 = (1..(*root).simple_rel_array_size as usize)
                 .map(|index| *(*root).simple_rel_array.add(index))
                 .filter(|child| {
@@ -243,9 +267,9 @@ unsafe fn share_of_parent(
                 })
                 .map(|child| f64::from((*child).pages))
                 .sum();
-            planning.parent_pages = Some((key, pages));
+            terms.parent_pages = Some((key, pages));
         }
-        let pages = planning.parent_pages.map_or(0.0, |(_, pages)| pages);
+        let pages = terms.parent_pages.map_or(0.0, |(_, pages)| pages);
         f64::from((*rel).pages) / pages.max(1.0)
     }
 }
@@ -259,20 +283,19 @@ unsafe fn cost(
     rel: *mut pg_sys::RelOptInfo,
     path: *mut pg_sys::Path,
     local: i32,
-    replicas: usize,
     share: f64,
-    planning: &Planning,
+    terms: &Terms,
 ) {
     // SAFETY: as the caller says.
     unsafe {
-        let links = (replicas * planning.links_per_replica) as f64;
-        let local_processes = if planning.local_share {
+        let links = (terms.replicas * terms.links_per_replica) as f64;
+        let local_processes = if terms.local_share {
             f64::from(local.max(1))
         } else {
             0.0
         };
         let processes = (local_processes + links).max(1.0);
-        let servers = (replicas as f64 + f64::from(u8::from(planning.local_share))).max(1.0);
+        let servers = (terms.replicas as f64 + f64::from(u8::from(terms.local_share))).max(1.0);
         let mut qual = (*rel).baserestrictcost;
         let target = (*(*path).pathtarget).cost;
         let mut page_cost = 0.0;
@@ -288,7 +311,7 @@ unsafe fn cost(
             + target.per_tuple * (*rel).rows / processes;
         let mut startup = qual.startup + settings::setup_cost() * share;
         let mut total = startup + run;
-        if planning.force {
+        if terms.force {
             // Cheaper than anything else, but still in proportion, for joins.
             startup = 0.0;
             total = run * 1e-6;

@@ -185,7 +185,9 @@ unsafe fn node(
             | NodeTag::T_BitmapIndexScan
             | NodeTag::T_TidScan
             | NodeTag::T_TidRangeScan
-                if !leading =>
+                if !leading
+                    && (findings.whole
+                        || !matches!(tag, NodeTag::T_TidScan | NodeTag::T_TidRangeScan)) =>
             {
                 relation((*plan.cast::<pg_sys::Scan>()).scanrelid, rtable, findings)?;
                 if let Some(oid) = relations::index_of(plan) {
@@ -299,6 +301,9 @@ unsafe fn node(
             NodeTag::T_Material if !leading => {}
             NodeTag::T_MergeAppend if !leading => {
                 let append = plan.cast::<pg_sys::MergeAppend>();
+                if !(*append).part_prune_info.is_null() {
+                    return Err(Refused::new(Reason::PlanNode, "run-time partition pruning"));
+                }
                 collations((*append).collations, (*append).numCols, findings);
                 let own = (*plan).targetlist;
                 operators(

@@ -116,8 +116,9 @@ pub struct Start {
 }
 
 /// Pushes an entry and returns its position.
+///
+/// [`register_callbacks`] has been called.
 pub fn push(start: Start) -> usize {
-    register_callbacks();
     let subtransaction = statement::subtransaction();
     STACK.with_borrow_mut(|stack| {
         stack.push(Entry::Attempt(Planning {
@@ -220,8 +221,9 @@ pub fn take_last_refused() -> Option<Refused> {
     LAST_REFUSED.take()
 }
 
-fn register_callbacks() {
-    if CALLBACKS.replace(true) {
+/// To be called before anything with a destructor is made: it may run out of memory.
+pub fn register_callbacks() {
+    if CALLBACKS.get() {
         return;
     }
     // SAFETY: the callbacks live as long as the process.
@@ -232,16 +234,26 @@ fn register_callbacks() {
             std::ptr::null_mut(),
         );
     }
+    CALLBACKS.set(true);
 }
 
-/// Unguarded, as its fellow: nothing in them raises an error.
+/// Unguarded, as its fellow: nothing in them raises an error. A session may end while the stack is in
+/// use; then it does not matter any more.
 unsafe extern "C-unwind" fn at_transaction_end(
     event: pg_sys::XactEvent::Type,
     _context: *mut c_void,
 ) {
     if event == pg_sys::XactEvent::XACT_EVENT_ABORT {
-        STACK.with_borrow_mut(Vec::clear);
+        with_idle_stack(Vec::clear);
     }
+}
+
+fn with_idle_stack(change: impl FnOnce(&mut Vec<Entry>)) {
+    STACK.with(|stack| {
+        if let Ok(mut stack) = stack.try_borrow_mut() {
+            change(&mut stack);
+        }
+    });
 }
 
 unsafe extern "C-unwind" fn at_subtransaction_end(
@@ -251,7 +263,6 @@ unsafe extern "C-unwind" fn at_subtransaction_end(
     _context: *mut c_void,
 ) {
     if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
-        STACK
-            .with_borrow_mut(|stack| stack.retain(|entry| entry.subtransaction() < subtransaction));
+        with_idle_stack(|stack| stack.retain(|entry| entry.subtransaction() < subtransaction));
     }
 }

@@ -43,6 +43,7 @@ pub unsafe fn is_wanted(parse: *const pg_sys::Query) -> bool {
         (*parse).commandType == pg_sys::CmdType::CMD_SELECT
             && !state::is_disabled()
             && !proc::is_parallel_worker()
+            && !state::is_planning()
             && settings::replicas::has_replica_tag()
             && !is_nested(std::ptr::null_mut())
     }
@@ -92,7 +93,10 @@ pub unsafe extern "C-unwind" fn send(
         let available = cluster::replicas(&settings::cluster());
         let findings = match obstacle(statement, parse, cursor_options, &available) {
             Some(reason) => Err(Refused::new(reason, "")),
-            None if (*statement).parallelModeNeeded => return Verdict::PlanSerially,
+            None if (*statement).parallelModeNeeded => match obstacle_to_execution() {
+                Some(reason) => Err(Refused::new(reason, "")),
+                None => return Verdict::PlanSerially,
+            },
             None => shippable::whole(
                 (*statement).planTree,
                 (*statement).subplans,
@@ -164,6 +168,18 @@ unsafe fn obstacle(
         }
         let insists = settings::mode() == Mode::Force;
         (!insists && choice::count_usable(available) == 0).then_some(Reason::NoReplicaUsable)
+    }
+}
+
+/// What would keep the query here if it were executed now. It may be gone when a cached plan is executed,
+/// but is reason enough not to give up a plan with workers.
+fn obstacle_to_execution() -> Option<Reason> {
+    // SAFETY: plain globals.
+    unsafe {
+        if proc::own_xid().is_some() {
+            return Some(Reason::OwnXid);
+        }
+        (pg_sys::old_snapshot_threshold >= 0).then_some(Reason::OldSnapshotThreshold)
     }
 }
 

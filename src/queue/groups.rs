@@ -67,7 +67,7 @@ thread_local! {
 
 /// Has the ends of this backend's transactions noticed, from its first change on.
 fn watch_ends() {
-    if CALLBACKS.replace(true) {
+    if CALLBACKS.get() {
         return;
     }
     // SAFETY: the functions live as long as the process.
@@ -75,6 +75,7 @@ fn watch_ends() {
         pg_sys::RegisterXactCallback(Some(transaction_event), std::ptr::null_mut());
         pg_sys::RegisterSubXactCallback(Some(subtransaction_event), std::ptr::null_mut());
     }
+    CALLBACKS.set(true);
 }
 
 /// None if it is too long for a name.

@@ -50,7 +50,7 @@ thread_local! {
 /// Has this backend's ends noticed, from the first frame or holder on. A backend that never queues
 /// pays nothing.
 pub fn watch_ends() {
-    if CALLBACKS.replace(true) {
+    if CALLBACKS.get() {
         return;
     }
     // SAFETY: the functions live as long as the process.
@@ -59,6 +59,7 @@ pub fn watch_ends() {
         pg_sys::RegisterSubXactCallback(Some(subtransaction_event), std::ptr::null_mut());
         pg_sys::before_shmem_exit(Some(process_exit), pg_sys::Datum::null());
     }
+    CALLBACKS.set(true);
 }
 
 pub fn is_empty() -> bool {

@@ -195,3 +195,18 @@ fn a_coordinator_that_fails_at_any_place_leaves_nothing_on_replicas() {
     assert!(!scene.cluster.log(PRIMARY).contains(" leak"));
     damage_check(&scene.cluster);
 }
+
+#[test]
+#[ignore = "needs the library with test points"]
+fn a_session_that_ends_while_it_plans_takes_nobody_with_it() {
+    let scene = Scene::start();
+    let ready = scene.cluster.times_ready(PRIMARY);
+    let mut bystander = scene.session();
+    let mut client = scene.session();
+    scene.arm(PRIMARY, "plan-offer", "fatal");
+    Rows::fetch(&mut client, STREAMING).expect_err("the session ends");
+    assert!(scene.is_reached(PRIMARY, "plan-offer"));
+    scene.disarm(PRIMARY, "plan-offer");
+    Rows::fetch(&mut bystander, STREAMING).expect("its server did not start over");
+    assert_eq!(scene.cluster.times_ready(PRIMARY), ready);
+}
