@@ -41,7 +41,7 @@ pub fn reach(name: &str) {
             while armed().is_ok() {
                 check_for_interrupts!();
                 // Seldom, so that it does not pass for work.
-                std::thread::sleep(std::time::Duration::from_millis(100));
+                std::thread::sleep(std::time::Duration::from_millis(250));
             }
         }
     }

@@ -81,9 +81,9 @@ impl Liveness {
     /// The answer: CPU time that the process has used so far, in nanoseconds.
     pub fn answered(&mut self, cpu_time: u64) -> Verdict {
         self.asked = false;
-        // In nanoseconds, a ten-thousandth of half_us: more than timers take, less than a process that
+        // In nanoseconds, a four-thousandth of half_us: more than timers take, less than a process that
         // waits for a disk.
-        let least = self.half_us / 10;
+        let least = (self.half_us / 4).max(1);
         match self.cpu_time.replace(cpu_time) {
             Some(before) if cpu_time.saturating_sub(before) < least => Verdict::Frozen,
             _ => Verdict::Wait,
