@@ -4,7 +4,7 @@
 //! proves nothing. After half of the tolerated time the process's CPU time is asked for, over
 //! another connection, and again after every further half:
 //!
-//! - it has grown since the last answer by a thousandth of the time or more: the process works,
+//! - it has grown since the last answer by a four-thousandth of the time or more: the process works,
 //!   however silent. Less is what timers cost a process that waits for ever;
 //! - it has not, or no answer came for half of the time: the process, or its server, is frozen.
 //!
