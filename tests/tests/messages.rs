@@ -21,6 +21,10 @@ const NOT_PROVOKED: &[(&str, &str)] = &[
     ("out of memory", "the machine's affair"),
     ("could not generate random bytes", "the machine's affair"),
     (
+        "a whole query was not executed exactly once",
+        "the code's own check",
+    ),
+    (
         "could not generate a random instance id",
         "the machine's affair",
     ),

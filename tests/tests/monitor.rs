@@ -380,11 +380,10 @@ fn a_monitor_that_is_ended_comes_back() {
     )
     .parse()
     .unwrap();
+    let ready = cluster.times_ready(PRIMARY);
     parallel_replicas_tests::system::signal(pid, parallel_replicas_tests::system::Signal::KILL);
     drop(client);
-    wait_until(SOON, "the server takes sessions again", || {
-        cluster.config(PRIMARY).connect(postgres::NoTls).is_ok()
-    });
+    cluster.wait_ready_again(PRIMARY, ready);
     let mut client = cluster.connect(PRIMARY);
     wait_all_answer(&mut client);
     let start = Instant::now();
