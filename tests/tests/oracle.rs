@@ -247,7 +247,10 @@ fn every_corpus_query_gives_the_same_rows_with_replicas() {
 fn changing_queries() -> impl Iterator<Item = Query> {
     const CHANGING: [&str; 4] = ["fact", "detail", "t_sparse", "t_dead"];
     const EVERY: usize = 3;
-    let changing = |query: &Query| CHANGING.iter().any(|name| query.mentions(name));
+    // xmax is what a row's page says, which a snapshot does not fix.
+    let changing = |query: &Query| {
+        CHANGING.iter().any(|name| query.mentions(name)) && !query.text.contains("xmax")
+    };
     let queries = corpus::queries().into_iter().filter(changing);
     queries.step_by(EVERY).map(|query| Query {
         // The writers' rows have equal keys and nulls, so that no order is total.
