@@ -145,6 +145,7 @@ fn links_are_bounded_and_released_by_whatever_ends_a_query() {
     signal(process, Signal::KILL);
     running.join().unwrap().1.expect_err("it was killed");
     cluster.wait_ready_again(PRIMARY, before);
+    wait_until(SOON, "its links are gone", || links(&cluster).0 == 0);
     let (_, outcome) = fill(&cluster, session(&cluster)).join().unwrap();
     outcome.expect("the slow query succeeds");
     damage_check(&cluster);
