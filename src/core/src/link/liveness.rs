@@ -4,7 +4,7 @@
 //! proves nothing. After half of the tolerated time the process's CPU time is asked for, over
 //! another connection, and again after every further half:
 //!
-//! - it has grown since the last answer by a four-thousandth of the time or more: the process works,
+//! - it has grown since the last answer by a thousandth of the time or more: the process works,
 //!   however silent. Less is what timers cost a process that waits for ever;
 //! - it has not, or no answer came for half of the time: the process, or its server, is frozen.
 //!
@@ -81,9 +81,9 @@ impl Liveness {
     /// The answer: CPU time that the process has used so far, in nanoseconds.
     pub fn answered(&mut self, cpu_time: u64) -> Verdict {
         self.asked = false;
-        // In nanoseconds, a four-thousandth of half_us: more than timers take, less than a process that
-        // waits for a disk.
-        let least = (self.half_us / 4).max(1);
+        // In nanoseconds, a thousandth of half_us: more than timers take. A process that reads pages from
+        // a disk takes more, unless it gets fewer than some 50 in a second; then others do its work.
+        let least = self.half_us;
         match self.cpu_time.replace(cpu_time) {
             Some(before) if cpu_time.saturating_sub(before) < least => Verdict::Frozen,
             _ => Verdict::Wait,
