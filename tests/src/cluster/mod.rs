@@ -378,6 +378,8 @@ impl Cluster {
     #[track_caller]
     pub fn register_replicas(&self) {
         self.psql(PRIMARY, "CREATE EXTENSION IF NOT EXISTS parallel_replicas");
+        // Otherwise a monitor may look at a standby that has not replayed it yet, and remembers the error.
+        self.wait_all_caught_up();
         for node in self.standbys() {
             self.register_replica(self.name(node), self.port(node));
         }
