@@ -86,18 +86,25 @@ fn caption(id: &[u8; 16], entry: Option<&QueryEntry>) -> Caption {
         ("time", format!("{milliseconds:.1} ms")),
         (
             "replicas used",
-            format!("{} of {}", entry.replicas_used, entry.replicas_planned),
+            format!(
+                "{} of {}",
+                entry.totals.replicas_used, entry.totals.replicas_planned
+            ),
         ),
-        ("local workers", entry.workers_launched.to_string()),
+        ("local workers", entry.totals.workers_launched.to_string()),
         (
             "granules",
             format!(
                 "{} (own {}, stolen by hash {}, stolen rest {}, lost {})",
-                entry.selected, entry.own, entry.by_hash, entry.rest, entry.lost
+                entry.totals.selected,
+                entry.totals.own,
+                entry.totals.by_hash,
+                entry.totals.rest,
+                entry.totals.lost
             ),
         ),
-        ("rows received", entry.rows.to_string()),
-        ("bytes received", entry.bytes.to_string()),
+        ("rows received", entry.totals.rows.to_string()),
+        ("bytes received", entry.totals.bytes.to_string()),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .to_vec();

@@ -3,6 +3,7 @@
 use super::state::{ReplicaSummary, State, Summary};
 use crate::log::{query, steps};
 use crate::shm::events::{self, Event};
+use crate::shm::logs::Totals;
 use parallel_replicas_core::task_state::ProcessCounters;
 use pgrx::pg_sys;
 
@@ -54,7 +55,7 @@ fn tell(state: &State, summary: &Summary, estate: *mut pg_sys::EState) {
     let used = replicas.iter().filter(|replica| replica.links_used > 0);
     query::add(
         estate,
-        &query::Totals {
+        &Totals {
             replicas_planned: state.private.replicas.len() as u32,
             replicas_used: used.count() as u32,
             workers_launched: state.workers_launched.max(0) as u32,

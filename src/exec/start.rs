@@ -158,18 +158,18 @@ fn local_workers_without_replicas(state: &State) -> i32 {
     state.private.local_workers.min(limit)
 }
 
-/// A granule is one process's work: more workers would be started for nothing, which costs a small query
-/// more than all the rest. A single granule is the leader's own.
+/// A granule is one process's work, and the replicas and the leader are there anyhow: more workers than there
+/// are granules beyond theirs would be started for nothing, which costs a small query more than all the rest.
 fn useful_workers(state: &State) -> i32 {
     // SAFETY: the fragment's scans, whose relations are open.
     let granules = state
         .scans
         .iter()
         .map(|scan| u64::from(unsafe { granule_scan::granules(*scan) }));
-    match granules.sum::<u64>() {
-        0 | 1 => 0,
-        several => i32::try_from(several).unwrap_or(i32::MAX),
-    }
+    let private = &state.private;
+    let others = 1 + private.replicas.len() as u64 * u64::from(private.links_per_replica);
+    let useful = granules.sum::<u64>().saturating_sub(others);
+    i32::try_from(useful).unwrap_or(i32::MAX)
 }
 
 fn participants(state: &State) -> Participants {

@@ -7,7 +7,7 @@ use super::{QueryId, Scope, id_text, new_id, origin, steps, utf8};
 use crate::pg::guc;
 use crate::settings::{self, LogLevel};
 use crate::shm::events::{self, Event};
-use crate::shm::logs::{Ending, Origin, QUERIES, QueryEntry, Step, Text};
+use crate::shm::logs::{Ending, Origin, QUERIES, QueryEntry, Step, Text, Totals};
 use crate::shm::running::{self, About, Kind, SlotId};
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
@@ -25,23 +25,6 @@ thread_local! {
     /// Statements in execution, the innermost last.
     static ACTIVE: RefCell<Vec<Query>> = const { RefCell::new(Vec::new()) };
     static LAST: Cell<Option<QueryId>> = const { Cell::new(None) };
-}
-
-/// What one execution of a fragment comes to.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Totals {
-    pub replicas_planned: u32,
-    pub replicas_used: u32,
-    pub workers_launched: u32,
-    pub selected: u64,
-    pub own: u64,
-    pub by_hash: u64,
-    pub rest: u64,
-    pub lost: u64,
-    pub rows: u64,
-    pub bytes: u64,
-    pub replay_wait_us: u64,
-    pub wait_us: u64,
 }
 
 /// Id of the last statement of this session that was executed over replicas, or could have been.
@@ -124,18 +107,7 @@ unsafe fn new_entry(
             end: 0,
             statement_id: (*statement).queryId as i64,
             fragments: 1,
-            replicas_planned: 0,
-            replicas_used: 0,
-            workers_launched: 0,
-            selected: 0,
-            own: 0,
-            by_hash: 0,
-            rest: 0,
-            lost: 0,
-            rows: 0,
-            bytes: 0,
-            replay_wait_us: 0,
-            wait_us: 0,
+            totals: Totals::default(),
             slots,
             pending_ms,
             reason: Text::EMPTY,
@@ -171,21 +143,7 @@ fn with(estate: *mut pg_sys::EState, f: impl FnOnce(&mut Query)) {
 
 /// Counts what an execution of a fragment came to.
 pub fn add(estate: *mut pg_sys::EState, totals: &Totals) {
-    with(estate, |query| {
-        let entry = &mut *query.entry;
-        entry.replicas_planned = entry.replicas_planned.max(totals.replicas_planned);
-        entry.replicas_used = entry.replicas_used.max(totals.replicas_used);
-        entry.workers_launched = entry.workers_launched.max(totals.workers_launched);
-        entry.selected += totals.selected;
-        entry.own += totals.own;
-        entry.by_hash += totals.by_hash;
-        entry.rest += totals.rest;
-        entry.lost += totals.lost;
-        entry.rows += totals.rows;
-        entry.bytes += totals.bytes;
-        entry.replay_wait_us = entry.replay_wait_us.max(totals.replay_wait_us);
-        entry.wait_us += totals.wait_us;
-    });
+    with(estate, |query| query.entry.totals.add(totals));
 }
 
 /// Remembers why a fragment is executed without replicas.
@@ -224,18 +182,7 @@ pub fn planned_without(code: &str, text: &str) {
         end: 0,
         statement_id: 0,
         fragments: 0,
-        replicas_planned: 0,
-        replicas_used: 0,
-        workers_launched: 0,
-        selected: 0,
-        own: 0,
-        by_hash: 0,
-        rest: 0,
-        lost: 0,
-        rows: 0,
-        bytes: 0,
-        replay_wait_us: 0,
-        wait_us: 0,
+        totals: Totals::default(),
         slots: 0,
         pending_ms: 0,
         reason: Text::new(code),

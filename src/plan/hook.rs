@@ -301,7 +301,7 @@ struct Attempt {
 /// A query that is planned while another one is being planned with replicas in mind, by a function
 /// that the planner evaluates: it is planned without, and under the user's own settings.
 fn begin_nested() -> Option<Attempt> {
-    let saved = state::with_current(|planning| planning.saved_settings.clone())?;
+    let saved = state::with_current(|planning| planning.start.saved_settings.clone())?;
     let nest = guc::nest();
     for (name, value) in saved.iter() {
         nest.set(name, value);
@@ -485,7 +485,7 @@ unsafe fn finish(attempt: Attempt, statement: *mut pg_sys::PlannedStmt, tagged: 
     };
     let context = replacement(&planning);
     // SAFETY: as the caller says.
-    let replaced = planning.replicas_used > 0
+    let replaced = planning.start.replicas_used > 0
         && unsafe { replace::gathers(statement, &context, &mut planning) } > 0;
     if replaced {
         return Outcome::Replaced;
@@ -494,7 +494,7 @@ unsafe fn finish(attempt: Attempt, statement: *mut pg_sys::PlannedStmt, tagged: 
         planning.refused.first().cloned().or_else(|| {
             (planning.eligible_scans > 0).then(|| Refused::new(Reason::PlannerChoice, ""))
         });
-    let forbidden = planning.strict && planning.eligible_scans > 0 && why.is_some();
+    let forbidden = planning.start.strict && planning.eligible_scans > 0 && why.is_some();
     if let (Some(why), false) = (&why, tagged) {
         query::planned_without(why.reason.code(), &why.describe());
         if forbidden {
@@ -510,14 +510,14 @@ unsafe fn finish(attempt: Attempt, statement: *mut pg_sys::PlannedStmt, tagged: 
 
 fn replacement(planning: &Planning) -> Replacement {
     Replacement {
-        links_per_replica: planning.links_per_replica as u32,
-        local_plan: planning.local_plan,
-        strict: planning.strict,
-        local_workers_limit: planning.local_workers_limit,
-        available: planning.replicas.len() as u32,
+        links_per_replica: planning.start.links_per_replica as u32,
+        local_plan: planning.start.local_plan,
+        strict: planning.start.strict,
+        local_workers_limit: planning.start.local_workers_limit,
+        available: planning.start.replicas.len() as u32,
         cluster: settings::cluster(),
-        replicas_used: planning.replicas_used,
-        replicas_most: planning.replicas_most,
+        replicas_used: planning.start.replicas_used,
+        replicas_most: planning.start.replicas_most,
     }
 }
 

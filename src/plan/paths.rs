@@ -96,11 +96,11 @@ struct Terms {
 impl Terms {
     fn new(planning: &Planning, rows: f64) -> Self {
         Terms {
-            force: planning.force,
-            local_share: planning.local_share,
-            local_workers_limit: planning.local_workers_limit,
+            force: planning.start.force,
+            local_share: planning.start.local_share,
+            local_workers_limit: planning.start.local_workers_limit,
             replicas: planning.replicas_for(rows),
-            links_per_replica: planning.links_per_replica,
+            links_per_replica: planning.start.links_per_replica,
             parent_pages: planning.parent_pages,
         }
     }
@@ -154,7 +154,7 @@ unsafe fn consider(
                 return Verdict::Refused(why);
             }
         }
-        let force = state::with_current(|planning| planning.force).unwrap_or(false);
+        let force = state::with_current(|planning| planning.start.force).unwrap_or(false);
         if !force && local_workers(rel, i32::MAX) == 0 {
             return refuse(Reason::TooSmall);
         }

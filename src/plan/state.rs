@@ -15,8 +15,8 @@ use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_void};
 use std::rc::Rc;
 
-/// One planner call that may use replicas.
-pub struct Planning {
+/// What is settled before planning starts.
+pub struct Start {
     /// Ship whatever can be shipped, whatever it costs.
     pub force: bool,
     /// Under force, and the user's own query: an error if it cannot use replicas.
@@ -35,6 +35,11 @@ pub struct Planning {
     pub local_share: bool,
     /// `max_parallel_workers_per_gather` as the user set it.
     pub local_workers_limit: i32,
+}
+
+/// One planner call that may use replicas.
+pub struct Planning {
+    pub start: Start,
     /// Scans of tables that could use replicas, as far as the table is concerned.
     pub eligible_scans: usize,
     pub refused: Vec<Refused>,
@@ -61,13 +66,13 @@ impl Entry {
 impl Planning {
     /// Processes on replicas.
     pub fn links(&self) -> usize {
-        self.replicas_used * self.links_per_replica
+        self.start.replicas_used * self.start.links_per_replica
     }
 
     /// How many replicas a scan of so many rows may use. One participant is this server; if no other
     /// is left, none is.
     pub fn replicas_for(&self, rows: f64) -> usize {
-        replicas_for(rows, self.replicas_used)
+        replicas_for(rows, self.start.replicas_used)
     }
 
     pub fn refuse(&mut self, refused: Refused) {
@@ -101,20 +106,6 @@ thread_local! {
     static LAST_REFUSED: RefCell<Option<Refused>> = const { RefCell::new(None) };
 }
 
-/// Everything but the fields that the stack itself manages.
-pub struct Start {
-    pub force: bool,
-    pub strict: bool,
-    pub saved_settings: Rc<[(&'static CStr, CString)]>,
-    pub replicas: Rc<[Replica]>,
-    pub replicas_used: usize,
-    pub replicas_most: usize,
-    pub links_per_replica: usize,
-    pub local_plan: bool,
-    pub local_share: bool,
-    pub local_workers_limit: i32,
-}
-
 /// Pushes an entry and returns its position.
 ///
 /// [`register_callbacks`] has been called.
@@ -122,16 +113,7 @@ pub fn push(start: Start) -> usize {
     let subtransaction = statement::subtransaction();
     STACK.with_borrow_mut(|stack| {
         stack.push(Entry::Attempt(Planning {
-            force: start.force,
-            strict: start.strict,
-            saved_settings: start.saved_settings,
-            replicas: start.replicas,
-            replicas_used: start.replicas_used,
-            replicas_most: start.replicas_most,
-            links_per_replica: start.links_per_replica,
-            local_plan: start.local_plan,
-            local_share: start.local_share,
-            local_workers_limit: start.local_workers_limit,
+            start,
             eligible_scans: 0,
             refused: Vec::new(),
             parent_pages: None,

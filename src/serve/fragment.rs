@@ -520,7 +520,6 @@ fn send_rows(all: bool) {
     });
     for mut rows in frames {
         copy_both::send_bytes(&rows);
-        copy_both::flush();
         rows.clear();
         SESSION.with_borrow_mut(|session| {
             if session.spare_frames.len() < SPARE_FRAMES && rows.capacity() <= 2 * ROWS_TARGET_BYTES
@@ -529,6 +528,7 @@ fn send_rows(all: bool) {
             }
         });
     }
+    copy_both::flush();
 }
 
 /// The granule scan has done its task: reports that, with the task's rows, and gets the next one.

@@ -70,19 +70,10 @@ pub enum Ending {
     Failed,
 }
 
-/// One ended query.
-#[derive(Clone, Copy)]
+/// What one execution of a fragment comes to, or all of a query.
+#[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub struct QueryEntry {
-    pub origin: Origin,
-    pub ending: Ending,
-    /// PostgreSQL's microseconds since 2000.
-    pub start: i64,
-    pub end: i64,
-    /// `queryid` of pg_stat_statements, 0 if it is not computed.
-    pub statement_id: i64,
-    /// Executions of a ParallelReplicas node.
-    pub fragments: u32,
+pub struct Totals {
     pub replicas_planned: u32,
     pub replicas_used: u32,
     pub workers_launched: u32,
@@ -97,6 +88,40 @@ pub struct QueryEntry {
     pub replay_wait_us: u64,
     /// Time that the coordinator waited for others.
     pub wait_us: u64,
+}
+
+impl Totals {
+    /// Adds another fragment's.
+    pub fn add(&mut self, other: &Totals) {
+        self.replicas_planned = self.replicas_planned.max(other.replicas_planned);
+        self.replicas_used = self.replicas_used.max(other.replicas_used);
+        self.workers_launched = self.workers_launched.max(other.workers_launched);
+        self.selected += other.selected;
+        self.own += other.own;
+        self.by_hash += other.by_hash;
+        self.rest += other.rest;
+        self.lost += other.lost;
+        self.rows += other.rows;
+        self.bytes += other.bytes;
+        self.replay_wait_us = self.replay_wait_us.max(other.replay_wait_us);
+        self.wait_us += other.wait_us;
+    }
+}
+
+/// One ended query.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct QueryEntry {
+    pub origin: Origin,
+    pub ending: Ending,
+    /// PostgreSQL's microseconds since 2000.
+    pub start: i64,
+    pub end: i64,
+    /// `queryid` of pg_stat_statements, 0 if it is not computed.
+    pub statement_id: i64,
+    /// Executions of a ParallelReplicas node.
+    pub fragments: u32,
+    pub totals: Totals,
     /// Slots of the query queue, 0 if it did not queue.
     pub slots: u32,
     /// How long it waited for them.

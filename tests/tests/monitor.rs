@@ -349,7 +349,10 @@ fn looks_do_not_delay_replay() {
         assert!(taken < Duration::from_secs(5), "replay took {taken:?}");
         looks.insert(column(&mut client, "standby1", "answered_at"));
         let asked = begun.elapsed();
-        assert!(asked < SOON, "hardly anybody looked in {asked:?}: {looks:?}");
+        assert!(
+            asked < SOON,
+            "hardly anybody looked in {asked:?}: {looks:?}"
+        );
     }
 }
 

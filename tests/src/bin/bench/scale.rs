@@ -169,7 +169,7 @@ fn measure(client: &mut Client, query: &Query, rounds: usize) -> Vec<Row> {
     for round in 0..=rounds {
         let mut figures = vec![time(client, query.text, 1, 0)];
         for servers in SERVERS {
-            figures.push(time(client, query.text, servers, 2));
+            figures.push(time(client, query.text, servers, 1));
             figures.push(time(client, &by_hand::statement(query, servers), 1, 0));
         }
         if round == 0 {
