@@ -22,18 +22,16 @@ impl QueueServer {
     /// A server with these settings besides.
     #[track_caller]
     pub fn start(settings: &[(&str, &str)]) -> Self {
-        let mut options = Cluster::builder()
+        let cluster = Cluster::builder()
             .autovacuum(false)
             .setting("parallel_replicas.enable_query_queue_select", "on")
             .setting("parallel_replicas.enable_query_queue_load", "on")
             .setting("parallel_replicas.enable_query_queue_statistic", "on")
             .setting("parallel_replicas.query_queue_cores", "1")
             .setting("max_parallel_workers_per_gather", "0")
-            .setting("deadlock_timeout", "100ms");
-        for (name, value) in settings {
-            options = options.setting(name, value);
-        }
-        let cluster = options.start();
+            .setting("deadlock_timeout", "100ms")
+            .settings(settings)
+            .start();
         cluster.psql(
             PRIMARY,
             "CREATE EXTENSION parallel_replicas;

@@ -7,6 +7,7 @@
 //!
 //! This module knows nothing of clusters; [`crate::cluster`] does.
 
+use std::env;
 use std::fs;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
@@ -33,15 +34,12 @@ pub fn installation() -> &'static Installation {
 
 impl Installation {
     fn find() -> Self {
-        let pg_config =
-            std::env::var("PG_CONFIG").unwrap_or_else(|_| String::from("/usr/bin/pg_config"));
-        let bindir = output_of(Command::new(&pg_config).arg("--bindir"));
         let server_uid = geteuid().is_root().then(|| {
             let uid = output_of(Command::new("id").args(["-u", SERVER_USER]));
             uid.trim().parse().expect("id -u prints a number")
         });
         Self {
-            bindir: PathBuf::from(bindir.trim()),
+            bindir: PathBuf::from(pg_config("--bindir")),
             server_uid,
         }
     }
@@ -89,6 +87,24 @@ impl Installation {
 }
 
 /// The caller's PGPORT or PGOPTIONS must not reach the servers under test.
+/// What the installation's `pg_config` says.
+pub fn pg_config(option: &str) -> String {
+    let program = env::var("PG_CONFIG").unwrap_or_else(|_| String::from("/usr/bin/pg_config"));
+    output_of(Command::new(program).arg(option))
+        .trim()
+        .to_owned()
+}
+
+/// Where PostgreSQL's test drivers are: Debian keeps them in `pgxs/src/test` of the library folder, as
+/// `make install` does.
+pub fn test_programs() -> PathBuf {
+    PathBuf::from(pg_config("--pgxs"))
+        .parent()
+        .and_then(Path::parent)
+        .expect("pg_config --pgxs names src/makefiles/pgxs.mk")
+        .join("test")
+}
+
 fn without_pg_variables(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("PG") {

@@ -29,16 +29,14 @@ fn slow_answer() -> Vec<Option<String>> {
 
 /// Servers, replicas and table `t`.
 fn scene(standbys: usize, settings: &[(&str, &str)]) -> Cluster {
-    let mut options = Cluster::builder()
+    let cluster = Cluster::builder()
         .standbys(standbys)
         .autovacuum(false)
         .setting("jit", "off")
         .setting("parallel_replicas.connect_timeout", "20s")
-        .setting("parallel_replicas.granule_blocks", "8");
-    for (name, value) in settings {
-        options = options.setting(name, value);
-    }
-    let cluster = options.start();
+        .setting("parallel_replicas.granule_blocks", "8")
+        .settings(settings)
+        .start();
     cluster.register_replicas();
     cluster.psql(
         PRIMARY,
@@ -117,18 +115,6 @@ fn assert_slow_answer(query: JoinHandle<Result<Rows, Error>>) {
         Ok(rows) => assert_eq!(rows.rows, [slow_answer()]),
         Err(error) => panic!("the query failed: {error:?}"),
     }
-}
-
-const SERVING: &str = "SELECT count(*)::text FROM pg_stat_activity
-    WHERE query LIKE 'fragment of query %' AND state = 'active' AND backend_xmin IS NOT NULL";
-
-/// Waits until a process of this standby executes a fragment.
-#[track_caller]
-fn wait_serving(cluster: &Cluster, node: usize) {
-    let mut client = cluster.connect(node);
-    wait_until(SOON, "a replica executes a fragment", || {
-        text(&mut client, SERVING) != "0"
-    });
 }
 
 #[test]
@@ -437,7 +423,7 @@ fn a_long_query_neither_holds_up_replay_nor_is_cancelled() {
     // E9, and E9b: the same query as an ordinary one on the standby.
     let cluster = scene(1, &[("max_standby_streaming_delay", "1s")]);
     let query = slow_in_background(&cluster, "");
-    wait_serving(&cluster, 1);
+    cluster.serving(1);
     let mut rounds = 0;
     let mut last_id = 0;
     while !query.is_finished() {
@@ -493,7 +479,7 @@ fn a_cancelled_replica_process_costs_the_query_nothing() {
     for function in ["pg_cancel_backend", "pg_terminate_backend"] {
         let cluster = scene(2, &[]);
         let query = slow_in_background(&cluster, "");
-        wait_serving(&cluster, 1);
+        cluster.serving(1);
         let mut standby = cluster.connect(1);
         let signalled = text(
             &mut standby,
@@ -523,7 +509,7 @@ fn a_conflict_of_replay_costs_the_query_nothing() {
         .unwrap();
     let slow = "SELECT count(*) FROM t WHERE id <= 300 AND length(repeat(pad, 500000)) > 0";
     let query = thread::spawn(move || Rows::fetch(&mut client, slow));
-    wait_serving(&cluster, 1);
+    cluster.serving(1);
     // Rows of pages that are scanned now were deleted long ago for everybody but the query: only
     // pruning without a conflict of snapshots needs the pin, so they are updated and pruned as
     // aborted rows.
@@ -561,7 +547,7 @@ fn a_conflict_of_replay_costs_the_query_nothing() {
 fn a_replica_that_dies_costs_the_query_nothing() {
     let mut cluster = scene(2, &[]);
     let query = slow_in_background(&cluster, "");
-    wait_serving(&cluster, 1);
+    cluster.serving(1);
     cluster.kill_9(1);
     assert_slow_answer(query);
     assert!(event(&cluster, "LostCount") > 0, "no link was lost");
@@ -569,7 +555,7 @@ fn a_replica_that_dies_costs_the_query_nothing() {
     damage_check(&cluster);
 
     let query = slow_in_background(&cluster, "");
-    wait_serving(&cluster, 2);
+    cluster.serving(2);
     cluster.stop(2, StopMode::Fast);
     assert_slow_answer(query);
     cluster.start(2);
@@ -580,7 +566,7 @@ fn a_replica_that_dies_costs_the_query_nothing() {
 fn a_replica_that_freezes_costs_the_query_nothing_but_time() {
     let mut cluster = scene(2, &[]);
     let query = slow_in_background(&cluster, "SET parallel_replicas.stall_timeout = '1s'");
-    wait_serving(&cluster, 1);
+    cluster.serving(1);
     cluster.sigstop(1);
     assert_slow_answer(query);
     assert!(event(&cluster, "LostCount") > 0, "no link was lost");
@@ -592,8 +578,8 @@ fn a_replica_that_freezes_costs_the_query_nothing_but_time() {
 fn all_replicas_may_die() {
     let mut cluster = scene(2, &[]);
     let query = slow_in_background(&cluster, "");
-    wait_serving(&cluster, 1);
-    wait_serving(&cluster, 2);
+    cluster.serving(1);
+    cluster.serving(2);
     for node in [1, 2] {
         cluster.kill_9(node);
     }
@@ -618,7 +604,7 @@ fn a_promoted_replica_takes_no_part() {
     // The monitor would leave it out before the guard is asked.
     let cluster = scene(2, &[("parallel_replicas.monitor_interval", "0")]);
     let query = slow_in_background(&cluster, "");
-    wait_serving(&cluster, 1);
+    cluster.serving(1);
     cluster.promote(1);
     cluster.psql(
         1,
@@ -709,7 +695,7 @@ fn a_table_that_changes_between_planning_and_execution_is_read_as_it_is() {
 fn a_table_that_grows_under_the_query_is_read_as_it_was() {
     let cluster = scene(2, &[]);
     let query = slow_in_background(&cluster, "");
-    wait_serving(&cluster, 1);
+    cluster.serving(1);
     let mut rounds = 0;
     while !query.is_finished() && rounds < 20 {
         cluster.psql(

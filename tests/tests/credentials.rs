@@ -16,14 +16,12 @@ const PASSWORD: &str = "Xyzzy_plugh_42";
 
 /// A primary with one standby, which asks the role `l` for its password, and for TLS if it has it.
 fn scene(settings: &[(&str, &str)]) -> Cluster {
-    let mut options = Cluster::builder()
+    let cluster = Cluster::builder()
         .standbys(1)
         .setting("parallel_replicas.connect_timeout", "20s")
-        .setting("parallel_replicas.replay_wait_timeout", "20s");
-    for (name, value) in settings {
-        options = options.setting(name, value);
-    }
-    let cluster = options.start();
+        .setting("parallel_replicas.replay_wait_timeout", "20s")
+        .settings(settings)
+        .start();
     cluster.psql(
         PRIMARY,
         &format!(

@@ -78,23 +78,6 @@ impl Running {
     }
 }
 
-/// Process of a link that executes a fragment on this standby.
-#[track_caller]
-fn serving(cluster: &Cluster, node: usize) -> i32 {
-    let mut observer = cluster.connect(node);
-    let mut process = String::new();
-    wait_until(SOON, "a replica executes a fragment", || {
-        process = text(
-            &mut observer,
-            "SELECT coalesce(min(pid), 0)::text FROM pg_stat_activity
-             WHERE query LIKE 'fragment of query %' AND state = 'active'
-               AND backend_xmin IS NOT NULL",
-        );
-        process != "0"
-    });
-    process.parse().expect("a process id")
-}
-
 /// Waits until no task is asked for any more although the query runs.
 #[track_caller]
 fn wait_all_read(cluster: &Cluster, running: &Running) {
@@ -112,7 +95,7 @@ fn wait_all_read(cluster: &Cluster, running: &Running) {
 fn a_replica_that_freezes_after_its_last_task_costs_the_query_nothing_but_time() {
     let mut cluster = scene(2);
     let running = Running::start(&cluster, forced(&cluster, "2s"), SORT);
-    serving(&cluster, 1);
+    cluster.serving(1);
     wait_all_read(&cluster, &running);
     cluster.sigstop(1);
     running.assert_right(true);
@@ -129,7 +112,7 @@ fn a_replica_that_freezes_after_its_last_task_costs_the_query_nothing_but_time()
 fn a_process_that_freezes_after_its_last_task_costs_the_query_nothing_but_time() {
     let cluster = scene(1);
     let running = Running::start(&cluster, forced(&cluster, "2s"), SORT);
-    let process = serving(&cluster, 1);
+    let process = cluster.serving(1);
     wait_all_read(&cluster, &running);
     signal(process, Signal::STOP);
     running.assert_right(true);
@@ -146,7 +129,7 @@ fn a_process_that_freezes_after_its_last_task_costs_the_query_nothing_but_time()
 fn a_process_that_freezes_before_its_first_row_costs_the_query_nothing_but_time() {
     let cluster = scene(1);
     let running = Running::start(&cluster, forced(&cluster, "2s"), JOIN);
-    let process = serving(&cluster, 1);
+    let process = cluster.serving(1);
     signal(process, Signal::STOP);
     running.assert_right(false);
     signal(process, Signal::CONT);
@@ -159,7 +142,7 @@ fn a_replica_that_works_in_silence_is_waited_for() {
     for (query, ordered) in [(SORT, true), (JOIN, false)] {
         let cluster = scene(1);
         let running = Running::start(&cluster, forced(&cluster, "300ms"), query);
-        serving(&cluster, 1);
+        cluster.serving(1);
         running.assert_right(ordered);
         assert_eq!(event(&cluster, "LostCount"), 0, "{query}");
         damage_check(&cluster);
@@ -197,7 +180,7 @@ fn a_replica_without_room_for_a_probe_is_waited_for() {
     );
     cluster.wait_all_caught_up();
     let running = Running::start(&cluster, forced(&cluster, "1s"), SORT);
-    serving(&cluster, 1);
+    cluster.serving(1);
     cluster.psql(PRIMARY, "ALTER ROLE l CONNECTION LIMIT 0");
     running.assert_right(true);
     assert_eq!(event(&cluster, "LostCount"), 0);

@@ -13,16 +13,14 @@ const ROWS: i64 = 60_000;
 const SLOW: &str = "SELECT sum(length(repeat(pad, 3000)))::text FROM t";
 
 fn scene(settings: &[(&str, &str)]) -> Cluster {
-    let mut options = Cluster::builder()
+    let cluster = Cluster::builder()
         .standbys(2)
         .autovacuum(false)
         .setting("jit", "off")
         .setting("parallel_replicas.connect_timeout", "20s")
-        .setting("parallel_replicas.granule_blocks", "8");
-    for (name, value) in settings {
-        options = options.setting(name, value);
-    }
-    let cluster = options.start();
+        .setting("parallel_replicas.granule_blocks", "8")
+        .settings(settings)
+        .start();
     cluster.register_replicas();
     cluster.psql(
         PRIMARY,

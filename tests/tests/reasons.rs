@@ -7,11 +7,11 @@ use postgres::Client;
 const QUERY: &str = "SELECT count(*)::text FROM t";
 
 fn cluster(settings: &[(&str, &str)]) -> Cluster {
-    let mut options = Cluster::builder().standbys(1).autovacuum(false);
-    for (name, value) in settings {
-        options = options.setting(name, value);
-    }
-    let cluster = options.start();
+    let cluster = Cluster::builder()
+        .standbys(1)
+        .autovacuum(false)
+        .settings(settings)
+        .start();
     cluster.register_replicas();
     cluster.psql(
         PRIMARY,

@@ -4,11 +4,11 @@
 //! One cluster serves all parts, one after the other, because pg_regress compares every answer of
 //! the server and would see what another test does at the same time.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 use std::{env, fs};
 
-use parallel_replicas_tests::system::{installation, output_of};
+use parallel_replicas_tests::system::{installation, output_of, pg_config, test_programs};
 use parallel_replicas_tests::{Cluster, PRIMARY, StopMode, damage_check, text};
 
 /// Under this setting anything that might mind replicas says so.
@@ -61,22 +61,6 @@ fn run_schedule(cluster: &Cluster, program: &str, schedule: &str) {
         let differences = fs::read_to_string(output.path().join("regression.diffs"));
         panic!("{}\n{}", both(&result), differences.unwrap_or_default());
     }
-}
-
-/// Debian keeps the programs in `pgxs/src/test` of the library folder, as `make install` does.
-fn test_programs() -> PathBuf {
-    PathBuf::from(pg_config("--pgxs"))
-        .parent()
-        .and_then(Path::parent)
-        .expect("pg_config --pgxs names src/makefiles/pgxs.mk")
-        .join("test")
-}
-
-fn pg_config(option: &str) -> String {
-    let program = env::var("PG_CONFIG").unwrap_or_else(|_| String::from("/usr/bin/pg_config"));
-    output_of(Command::new(program).arg(option))
-        .trim()
-        .to_owned()
 }
 
 /// A client program against the primary, with the setting in PGOPTIONS.

@@ -28,14 +28,12 @@ const TABLES: &str = "
     VACUUM ANALYZE item, kind";
 
 fn cluster(standbys: usize, settings: &[(&str, &str)]) -> Cluster {
-    let mut options = Cluster::builder()
+    let cluster = Cluster::builder()
         .standbys(standbys)
         .autovacuum(false)
-        .setting("parallel_replicas.stall_timeout", "60s");
-    for (name, value) in settings {
-        options = options.setting(name, value);
-    }
-    let cluster = options.start();
+        .setting("parallel_replicas.stall_timeout", "60s")
+        .settings(settings)
+        .start();
     cluster.register_replicas();
     let mut client = cluster.connect(PRIMARY);
     for statement in TABLES.split(';') {
@@ -524,23 +522,6 @@ fn a_plan_with_local_workers_is_planned_serially() {
 const SLOW: &str = "SELECT a.id, b.kind FROM item a, kind b
      WHERE length(repeat(a.name, 20000)) > b.kind ORDER BY 1, 2";
 
-/// Process of the link that executes a fragment on this standby.
-#[track_caller]
-fn serving(cluster: &Cluster, node: usize) -> i32 {
-    let mut observer = cluster.connect(node);
-    let mut process = String::new();
-    wait_until(SOON, "a replica executes a fragment", || {
-        process = text(
-            &mut observer,
-            "SELECT coalesce(min(pid), 0)::text FROM pg_stat_activity
-             WHERE query LIKE 'fragment of query %' AND state = 'active'
-               AND backend_xmin IS NOT NULL",
-        );
-        process != "0"
-    });
-    process.parse().expect("a process id")
-}
-
 /// Whatever becomes of the replica, every row comes exactly once.
 #[test]
 fn a_replica_that_is_lost_costs_the_query_nothing_but_time() {
@@ -557,7 +538,7 @@ fn a_replica_that_is_lost_costs_the_query_nothing_but_time() {
         });
         let lost = event(&cluster, "LostCount");
         let query = thread::spawn(move || Rows::fetch(&mut client, SLOW));
-        let process = serving(&cluster, 1);
+        let process = cluster.serving(1);
         match way {
             "terminate" => signal(process, Signal::TERM),
             "kill" => cluster.kill_9(1),
@@ -726,7 +707,7 @@ fn a_coordinator_that_does_not_read_holds_up_nobody() {
             .map(|row| i64::from(row.get::<_, i32>(0)))
             .sum::<i64>()
     });
-    serving(&cluster, 1);
+    cluster.serving(1);
     signal(coordinator, Signal::STOP);
     let mut observer = cluster.connect(1);
     wait_until(

@@ -9,17 +9,15 @@ use postgres::{Client, SimpleQueryMessage};
 const ROWS: u32 = 60_000;
 
 fn scene(standbys: usize, settings: &[(&str, &str)]) -> Cluster {
-    let mut options = Cluster::builder()
+    let cluster = Cluster::builder()
         .standbys(standbys)
         .autovacuum(false)
         .setting("jit", "off")
         .setting("parallel_replicas.connect_timeout", "20s")
         .setting("parallel_replicas.replay_wait_timeout", "60s")
-        .setting("parallel_replicas.granule_blocks", "4");
-    for (name, value) in settings {
-        options = options.setting(name, value);
-    }
-    let cluster = options.start();
+        .setting("parallel_replicas.granule_blocks", "4")
+        .settings(settings)
+        .start();
     cluster.register_replicas();
     cluster.psql(
         PRIMARY,

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use parallel_replicas_tests::system::pg_config;
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
@@ -256,13 +258,7 @@ fn the_library_needs_only_old_libpq_functions() {
 
 /// The library that is installed.
 fn library() -> PathBuf {
-    let pg_config = std::env::var("PG_CONFIG").unwrap_or_else(|_| "/usr/bin/pg_config".to_owned());
-    let folder = Command::new(pg_config)
-        .arg("--pkglibdir")
-        .output()
-        .expect("pg_config runs");
-    let folder = String::from_utf8(folder.stdout).expect("a path");
-    Path::new(folder.trim()).join("parallel_replicas.so")
+    Path::new(&pg_config("--pkglibdir")).join("parallel_replicas.so")
 }
 
 /// Places at which a test makes the server fail are in a build of their own.

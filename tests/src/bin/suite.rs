@@ -12,12 +12,12 @@
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{ExitCode, Stdio};
 use std::time::Instant;
 
 use parallel_replicas_tests::cluster::Options;
 use parallel_replicas_tests::suite::{self, Hunk};
-use parallel_replicas_tests::system::{installation, output_of};
+use parallel_replicas_tests::system::{installation, test_programs};
 use parallel_replicas_tests::{Cluster, PRIMARY, SOON, damage_check, text, wait_until};
 
 /// One of the two suites.
@@ -328,20 +328,4 @@ fn check_logs(cluster: &Cluster) {
             bad.join("\n")
         );
     }
-}
-
-/// Debian keeps the programs in `pgxs/src/test` of the library folder, as `make install` does.
-fn test_programs() -> PathBuf {
-    PathBuf::from(pg_config("--pgxs"))
-        .parent()
-        .and_then(Path::parent)
-        .expect("pg_config --pgxs names src/makefiles/pgxs.mk")
-        .join("test")
-}
-
-fn pg_config(option: &str) -> String {
-    let program = env::var("PG_CONFIG").unwrap_or_else(|_| String::from("/usr/bin/pg_config"));
-    output_of(Command::new(program).arg(option))
-        .trim()
-        .to_owned()
 }

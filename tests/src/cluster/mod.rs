@@ -395,6 +395,23 @@ impl Cluster {
         );
     }
 
+    /// Waits for a link's process that executes a fragment on this standby.
+    #[track_caller]
+    pub fn serving(&self, node: usize) -> i32 {
+        let mut observer = self.connect(node);
+        let mut process = String::new();
+        wait_until(SOON, "a replica executes a fragment", || {
+            process = text(
+                &mut observer,
+                "SELECT coalesce(min(pid), 0)::text FROM pg_stat_activity
+                 WHERE query LIKE 'fragment of query %' AND state = 'active'
+                   AND backend_xmin IS NOT NULL",
+            );
+            process != "0"
+        });
+        process.parse().expect("a process id")
+    }
+
     /// Leaves the servers running and the folder in place when this process ends.
     pub fn keep(mut self) {
         self.keep = true;

@@ -59,6 +59,13 @@ impl Options {
         self
     }
 
+    /// Several of them.
+    pub fn settings(self, settings: &[(&str, &str)]) -> Self {
+        settings
+            .iter()
+            .fold(self, |options, (name, value)| options.setting(name, value))
+    }
+
     /// Makes the cluster and waits until every standby streams.
     #[track_caller]
     pub fn start(self) -> Cluster {
