@@ -567,7 +567,7 @@ unsafe fn mark_changed(node: *mut ParallelReplicasState) {
         let fragment = (*node).css.ss.ps.lefttree;
         let param = (*(*node).state).private.rescan_param;
         if param >= 0 {
-            (*fragment).chgParam = pg_sys::bms_add_member((*fragment).chgParam, param);
+            (*fragment).chgParam = ffi::add_member((*fragment).chgParam, param);
         }
         if (*fragment).chgParam.is_null() {
             ffi::exec_re_scan(fragment);

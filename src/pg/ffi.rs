@@ -76,6 +76,8 @@ unsafe extern "C-unwind" {
     );
     #[link_name = "MakePerTupleExprContext"]
     fn make_per_tuple_expr_context(estate: *mut pg_sys::EState) -> *mut pg_sys::ExprContext;
+    #[link_name = "bms_add_member"]
+    pub fn add_member(set: *mut pg_sys::Bitmapset, member: c_int) -> *mut pg_sys::Bitmapset;
     #[link_name = "ExecReScan"]
     pub fn exec_re_scan(node: *mut pg_sys::PlanState);
     #[link_name = "ExecEndNode"]

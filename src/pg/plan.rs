@@ -1,5 +1,8 @@
 //! Walking plan trees and expressions.
 
+#![allow(ffi_unwind_calls)]
+
+use super::ffi;
 use pgrx::pg_sys;
 use std::ffi::c_void;
 
@@ -51,11 +54,11 @@ pub unsafe fn members(set: *const pg_sys::Bitmapset) -> Vec<i32> {
     }
 }
 
-/// A set of the members.
+/// A set of the members. Unguarded, see `ffi`.
 pub fn bitmapset(members: &[i32]) -> *mut pg_sys::Bitmapset {
     members.iter().fold(std::ptr::null_mut(), |set, member| {
         // SAFETY: the set is ours.
-        unsafe { pg_sys::bms_add_member(set, *member) }
+        unsafe { ffi::add_member(set, *member) }
     })
 }
 
