@@ -4,7 +4,7 @@
 benchmarks := bench-overhead bench-local bench-small bench-rows bench-groups bench-write bench-scale \
 	bench-tail bench-locality
 
-.PHONY: help setup install demo lint test sim test-regress test-points fuzz-queries chaos soak valgrind bench bench-core $(benchmarks) bench-queue soak-queue
+.PHONY: help setup install demo lint test sim test-regress test-points fuzz-queries chaos soak valgrind bench bench-core $(benchmarks) bench-queue overhead-queue soak-queue
 
 help:
 	@echo "make setup    install what building and testing need (Debian 12 packages, cargo-pgrx)"
@@ -16,8 +16,8 @@ help:
 	@echo "make bench    all benchmarks: make bench-overhead, bench-local, bench-small, bench-rows,"
 	@echo "              bench-groups, bench-write, bench-scale, bench-tail, bench-locality,"
 	@echo "              bench-core; see docs/benchmarks.md"
-	@echo "make bench-queue, make soak-queue"
-	@echo "              the query queue under load; see docs/query-queue.md"
+	@echo "make bench-queue, make overhead-queue, make soak-queue"
+	@echo "              the query queue under load, and what it costs; see docs/query-queue.md"
 	@echo "make test     setup, lint, all tests; ends with 'N passed, N failed'"
 	@echo "make test-regress"
 	@echo "              PostgreSQL's own regression and isolation suites with everything shipped"
@@ -67,7 +67,7 @@ bench-core:
 $(benchmarks): install
 	@scripts/bench.sh $(@:bench-%=%)
 
-bench-queue soak-queue: install
+bench-queue overhead-queue soak-queue: install
 	@scripts/queue.sh $(@:%-queue=%)
 
 sim:

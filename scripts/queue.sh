@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the query queue's benchmark or soak on the installed extension; see tests/src/bin/queue.rs.
+# Runs one of the query queue's benchmarks, or its soak, on the installed extension; see tests/src/bin/queue.
 # Figures as JSON go to target/bench/queue-NAME.json.
 set -euo pipefail
 # shellcheck source=scripts/common.sh

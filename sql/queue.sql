@@ -4,7 +4,7 @@ CREATE VIEW parallel_replicas.running_queries AS
     SELECT q.query_id, q.pid, pg_get_userbyid(q.user_oid) AS usename, d.datname,
            q.resource_group, q.start_time, q.pending_timeout, q.query_timeout,
            q.state, q.slots, q.processes, q.position, q.wait_ms,
-           q.admitted_by, q.blocked_reason, q.estimated_cost
+           q.admitted_by, q.blocked_reason, q.estimated_cost, q.cpu_ms
       FROM parallel_replicas.get_running_queries() q
       LEFT JOIN pg_database d ON d.oid = q.database_oid;
 
@@ -148,6 +148,7 @@ CREATE VIEW parallel_replicas.resource_groups AS
            coalesce(u.running, 0) AS running, coalesce(u.pending, 0) AS pending,
            coalesce(u.total, 0) AS total, coalesce(u.timeouts, 0) AS timeouts,
            coalesce(u.cpu_cores, 0) AS cpu_cores, coalesce(u.mem_bytes, 0) AS mem_bytes,
+           coalesce(u.cpu_ms, 0) AS cpu_ms,
            coalesce(u.overloaded, false) AS overloaded
       FROM parallel_replicas.resource_group g
       LEFT JOIN parallel_replicas.get_resource_groups() u ON u.name = g.name::text;

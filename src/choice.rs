@@ -9,10 +9,11 @@
 use crate::cluster::{DEFAULT_PRIORITY, DEFAULT_WEIGHT, Replica};
 use crate::pg::proc;
 use crate::settings::replicas as settings;
-use crate::shm::monitor::{self, Entry, Key, Outcome, pool_key, replica_key};
+use crate::shm::monitor::{self, Entry, Key, Outcome, ServerState, pool_key, replica_key};
 use parallel_replicas_core::balance::{self, Algorithm, Candidate, Rules};
 use parallel_replicas_core::rendezvous::{Rendezvous, ReplicaSpec};
 use pgrx::pg_sys;
+use std::collections::BTreeSet;
 
 /// Intervals after which a finding is too old to tell anything.
 const INTERVALS_MAX: u64 = 4;
@@ -115,6 +116,19 @@ pub fn count_usable(replicas: &[Replica]) -> usize {
         .zip(monitor::look(&keys))
         .filter(|(replica, entry)| here.obstacle(replica, entry.as_ref()).is_none())
         .count()
+}
+
+/// What is known of the replicas of this system that are alive, of all databases, each server once.
+pub fn live_replicas() -> Vec<ServerState> {
+    let here = Here::new();
+    let mut seen = BTreeSet::new();
+    monitor::known()
+        .into_iter()
+        .filter(|entry| entry.probe.outcome == Outcome::Answered && here.is_recent(entry))
+        .filter(|entry| here.known_obstacle(Some(entry)).is_none())
+        .map(|entry| entry.probe.state)
+        .filter(|state| seen.insert(state.instance_id))
+        .collect()
 }
 
 /// Those that may be logged in to, usable or not.

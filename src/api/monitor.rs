@@ -31,7 +31,8 @@ extension_sql_file!(
                OUT system_identifier text, OUT instance_id text, OUT in_recovery boolean, \
                OUT timeline integer, OUT replay_lsn pg_lsn, OUT replay_delay_ms bigint, \
                OUT cpu_permille integer, OUT memory_used bigint, OUT memory_limit bigint, \
-               OUT running_fragments integer, OUT server_version_num integer) \
+               OUT running_fragments integer, OUT server_version_num integer, \
+               OUT cores integer) \
            RETURNS SETOF record VOLATILE PARALLEL RESTRICTED ROWS 1 \
            LANGUAGE c AS '@MODULE_PATHNAME@', '@FUNCTION_NAME@';"
 )]
@@ -51,6 +52,7 @@ fn server_state() -> TableIterator<
         name!(memory_limit, i64),
         name!(running_fragments, i32),
         name!(server_version_num, i32),
+        name!(cores, i32),
     ),
 > {
     if !crate::shm::is_preloaded() {
@@ -70,6 +72,7 @@ fn server_state() -> TableIterator<
         load.memory_limit.cast_signed(),
         monitor::serving() as i32,
         me.server_version_num,
+        crate::queue::cores() as i32,
     ))
 }
 

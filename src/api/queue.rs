@@ -60,6 +60,7 @@ fn get_running_queries() -> TableIterator<
         name!(admitted_by, Option<&'static str>),
         name!(blocked_reason, Option<&'static str>),
         name!(estimated_cost, Option<f64>),
+        name!(cpu_ms, Option<i64>),
     ),
 > {
     require_preload();
@@ -93,6 +94,7 @@ fn get_running_queries() -> TableIterator<
                 (!pending).then(|| admitted_by(entry.admitted)),
                 pending.then(|| blocked_reason(entry.blocked)),
                 sees.then_some(details.cost),
+                (sees && !pending).then_some((details.cpu_us / 1000) as i64),
             )
         })
         .collect();
@@ -248,6 +250,7 @@ fn get_resource_groups() -> TableIterator<
         name!(timeouts, i64),
         name!(cpu_cores, f64),
         name!(mem_bytes, i64),
+        name!(cpu_ms, i64),
         name!(overloaded, bool),
     ),
 > {
@@ -263,6 +266,7 @@ fn get_resource_groups() -> TableIterator<
                 used.group.timeouts as i64,
                 used.cpu_cores,
                 used.mem_bytes as i64,
+                (used.cpu_us / 1000) as i64,
                 used.group.overloaded,
             )
         })

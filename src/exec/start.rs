@@ -79,7 +79,7 @@ unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
             }
             if first {
                 events::add(Event::LocalFallbackCount, 1);
-                state.workers_planned = local_workers_without_replicas(state);
+                state.workers_planned = local_workers_without_replicas(state, estate);
                 state.participants = Participants::local(state.workers_planned as usize);
             }
         } else if first && !choose_replicas(state) {
@@ -89,7 +89,7 @@ unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
             }
             state.refused = Some(why);
             events::add(Event::LocalFallbackCount, 1);
-            state.workers_planned = local_workers_without_replicas(state);
+            state.workers_planned = local_workers_without_replicas(state, estate);
             state.participants = Participants::local(state.workers_planned as usize);
         } else if first {
             state.workers_planned = if state.private.local_plan {
@@ -152,10 +152,20 @@ fn choose_replicas(state: &mut State) -> bool {
 }
 
 /// Workers for a fragment that replicas were meant to help with: as many as PostgreSQL would take.
-fn local_workers_without_replicas(state: &State) -> i32 {
+/// One that the query queue has admitted without workers may not have all of them.
+///
+/// # Safety
+/// The query is executed in this state.
+unsafe fn local_workers_without_replicas(state: &State, estate: *const pg_sys::EState) -> i32 {
     // SAFETY: plain setting.
     let limit = unsafe { pg_sys::max_parallel_workers_per_gather };
-    state.private.local_workers.min(limit)
+    let wanted = state.private.local_workers.min(limit);
+    if state.private.local_plan {
+        return wanted;
+    }
+    let links = state.private.links_per_replica * state.private.planned;
+    // SAFETY: as the caller says.
+    unsafe { queue::workers_without_replicas(estate, wanted, links) }
 }
 
 /// A granule is one process's work, and the replicas and the leader are there anyhow: more workers than there

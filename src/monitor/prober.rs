@@ -26,7 +26,7 @@ const STOP_MS: u64 = 500;
 
 const QUESTION: &CStr = c"SELECT system_identifier, instance_id, in_recovery, timeline, \
     replay_lsn - '0/0'::pg_catalog.pg_lsn, replay_delay_ms, cpu_permille, memory_used, \
-    memory_limit, running_fragments, server_version_num FROM parallel_replicas.server_state()";
+    memory_limit, running_fragments, server_version_num, cores FROM parallel_replicas.server_state()";
 
 /// What a thread found out.
 pub enum Finding {
@@ -344,6 +344,7 @@ fn ask(
         },
         fragments: number(&row, 9),
         server_version: number(&row, 10),
+        cores: number(&row, 11),
     })
 }
 

@@ -150,19 +150,26 @@ pub fn comm_methods() -> &'static ffi::PqCommMethods {
 /// such backend.
 pub fn cpu_time(process: i32) -> Option<i64> {
     // SAFETY: looks the process up in shared memory under its lock; the entry is only read, and one
-    // that was taken over meanwhile still has a valid role. The clock of a process that has ended
-    // is an error, not a danger.
+    // that was taken over meanwhile still has a valid role.
     unsafe {
         let proc = pg_sys::BackendPidGetProc(process);
         if proc.is_null() || (*proc).roleId != pg_sys::GetSessionUserId() {
             return None;
         }
-        let mut clock: libc::clockid_t = 0;
+    }
+    cpu_clock(process)
+}
+
+/// CPU time in nanoseconds of any process of this machine; 0 stands for this one. None if it has gone.
+pub fn cpu_clock(process: i32) -> Option<i64> {
+    // SAFETY: the clock of a process that has ended is an error, not a danger.
+    unsafe {
+        let mut clock = libc::CLOCK_PROCESS_CPUTIME_ID;
         let mut time = libc::timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        if libc::clock_getcpuclockid(process, &mut clock) != 0
+        if (process != 0 && libc::clock_getcpuclockid(process, &mut clock) != 0)
             || libc::clock_gettime(clock, &mut time) != 0
         {
             return None;

@@ -11,7 +11,7 @@
 //! invalidated, which every change does.
 
 use super::shared::{self, GROUPS_MAX, GroupDetails, View};
-use super::{measure, settings};
+use super::{overload, settings, usage};
 use crate::error::raise;
 use crate::pg::catalog::open_own_table;
 use parallel_replicas_core::queue::Group;
@@ -57,6 +57,8 @@ thread_local! {
     /// The name whose definition was read last, and how many changes had been noticed before.
     static CURRENT: Cell<Option<(Name, u64)>> = const { Cell::new(None) };
     static CHANGES_NOTICED: Cell<u64> = const { Cell::new(0) };
+    /// How many of them had been noticed when a waiter last looked.
+    static FOLLOWED: Cell<u64> = const { Cell::new(0) };
     /// The table that was read last; none if the extension was not there.
     static TABLE: Cell<pg_sys::Oid> = const { Cell::new(pg_sys::InvalidOid) };
     /// The callback for invalidations is there: it is a process's own.
@@ -134,10 +136,34 @@ pub fn number() -> u32 {
                 }
             })
         });
-        if let Some(index) = placed {
+        // Changes that nobody applies are noticed: whoever had read an older definition, and comes
+        // later than those who read the new one, must not have the last word.
+        // SAFETY: in a transaction.
+        unsafe { pg_sys::AcceptInvalidationMessages() };
+        if let Some(index) = placed
+            && CHANGES_NOTICED.get() == noticed
+        {
             return index.map_or(0, |index| index as u32 + 1);
         }
     }
+}
+
+/// A waiter looks whether its group has been changed in a way that nobody applies: by replication,
+/// or with the extension. True if it has.
+pub fn follow() -> bool {
+    if !settings::is_by_group() || settings::group().is_none() {
+        return false;
+    }
+    // SAFETY: in a transaction, between planning and execution.
+    unsafe { pg_sys::AcceptInvalidationMessages() };
+    let noticed = CHANGES_NOTICED.get();
+    if FOLLOWED.replace(noticed) == noticed {
+        return false;
+    }
+    number();
+    // SAFETY: as above. What was read is not to hold up the removal of rows.
+    unsafe { pg_sys::InvalidateCatalogSnapshot() };
+    true
 }
 
 fn find(view: &View<'_>, database: u32, name: &Name) -> Option<usize> {
@@ -165,6 +191,8 @@ fn place(view: &mut View<'_>, database: u32, definition: &Definition) -> Option<
             dropped: false,
             cpu_cores: 0.0,
             mem_bytes: 0,
+            cpu_us: 0,
+            cpu_us_measured: 0,
         };
     }
     let details = &mut view.group_details[index];
@@ -399,25 +427,29 @@ pub struct Use {
     pub group: Group,
     pub cpu_cores: f64,
     pub mem_bytes: u64,
+    pub cpu_us: u64,
 }
 
 /// The groups of this database that somebody has used since the server started.
 pub fn uses() -> Vec<Use> {
-    let mut found: Vec<(Name, Group, f64, u64)> = Vec::with_capacity(GROUPS_MAX);
+    overload::measure_groups_if_due();
+    usage::count_all();
+    let mut found: Vec<(GroupDetails, Group)> = Vec::with_capacity(GROUPS_MAX);
     shared::locked(|view| {
         for (details, group) in view.group_details.iter().zip(view.queue.groups.iter()) {
             if details.database == own_database() && !details.dropped {
-                found.push((details.name, *group, details.cpu_cores, details.mem_bytes));
+                found.push((*details, *group));
             }
         }
     });
     found
         .into_iter()
-        .map(|(name, group, cpu_cores, mem_bytes)| Use {
-            name: text(&name),
+        .map(|(details, group)| Use {
+            name: text(&details.name),
             group,
-            cpu_cores,
-            mem_bytes,
+            cpu_cores: details.cpu_cores,
+            mem_bytes: details.mem_bytes,
+            cpu_us: details.cpu_us,
         })
         .collect()
 }
@@ -437,86 +469,6 @@ pub fn is_measured(view: &View<'_>) -> bool {
                 && !group.dropped
                 && (group.max_cpu_cores > 0.0 || group.mem_used_pct_limit > 0.0)
         })
-}
-
-/// One process that works for a group.
-#[derive(Clone, Copy)]
-struct Process {
-    /// In the process array.
-    number: usize,
-    pid: i32,
-    group: usize,
-}
-
-/// Measures what each group's processes use: backends that hold slots, and their parallel workers.
-/// `elapsed_ms` is the time since the last measurement.
-pub fn measure_use(elapsed_ms: u64) {
-    let mut processes = Vec::with_capacity(shared::processes());
-    shared::locked(|view| collect(view, &mut processes));
-    let used: Vec<_> = processes
-        .iter()
-        .map(|process| {
-            let used = measure::process_use(process.pid).unwrap_or_default();
-            (*process, used)
-        })
-        .collect();
-    let memory = measure::capacity().memory.max(1) as f64;
-    shared::locked(|view| {
-        for index in 0..GROUPS_MAX {
-            let (mut cpu_ms, mut bytes) = (0, 0);
-            for (process, used) in used.iter().filter(|(process, _)| process.group == index) {
-                let last = &mut view.processes[process.number];
-                let before = if last.pid == process.pid {
-                    last.cpu_ms
-                } else {
-                    0
-                };
-                cpu_ms += used.cpu_ms.saturating_sub(before);
-                bytes += used.private_bytes;
-                *last = shared::ProcessUse {
-                    pid: process.pid,
-                    cpu_ms: used.cpu_ms,
-                };
-            }
-            let details = &mut view.group_details[index];
-            details.cpu_cores = cpu_ms as f64 / elapsed_ms.max(1) as f64;
-            details.mem_bytes = bytes;
-            view.queue.groups[index].overloaded = !details.dropped
-                && ((details.max_cpu_cores > 0.0 && details.cpu_cores >= details.max_cpu_cores)
-                    || (details.mem_used_pct_limit > 0.0
-                        && bytes as f64 / memory >= details.mem_used_pct_limit));
-        }
-    });
-}
-
-/// Running backends with a group, and their parallel workers. Reads other processes' entries of the
-/// process array without a lock, as statistics do: a wrong process costs a wrong measurement.
-fn collect(view: &View<'_>, processes: &mut Vec<Process>) {
-    use parallel_replicas_core::queue::State;
-    for (entry, details) in view.queue.entries.iter().zip(view.details.iter()) {
-        if entry.state != State::Running || entry.group == 0 {
-            continue;
-        }
-        // SAFETY: the process array is there for good; plain loads of numbers and of a pointer that
-        // is compared only.
-        unsafe {
-            let all = (*pg_sys::ProcGlobal).allProcs;
-            let leader = all.add(details.process_number as usize);
-            for number in 0..shared::processes() {
-                let process = all.add(number);
-                let works = process == leader
-                    || std::ptr::read_volatile(&raw const (*process).lockGroupLeader) == leader;
-                let pid = std::ptr::read_volatile(&raw const (*process).pid);
-                if works && pid != 0 && processes.len() < processes.capacity() {
-                    processes.push(Process {
-                        number,
-                        pid,
-                        group: entry.group as usize - 1,
-                    });
-                }
-            }
-        }
-    }
 }
 
 /// A name as SQL functions get it; raises if it is empty or too long.

@@ -6,7 +6,7 @@
 //! statement, of the transaction or of the subtransaction that they began in, and at the end of the
 //! process; whichever comes first wins, and the others find nothing to do.
 
-use super::{frames, shared};
+use super::{frames, shared, usage};
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
@@ -109,6 +109,18 @@ pub fn granted(estate: *const pg_sys::EState) -> Option<(u32, u64)> {
         let holder = holders.iter().find(|holder| holder.estate == estate)?;
         Some((holder.slots, holder.waited_ms))
     })
+}
+
+/// Has the query that is executed in this state hold up to `most` slots, as far as some are free and
+/// nobody waits for them. Answers how many it holds.
+pub fn grow(estate: *const pg_sys::EState, most: u32) -> u32 {
+    let got = shared::locked(|view| view.queue.grow(shared::own_index(), most));
+    HOLDERS.with_borrow_mut(|holders| {
+        if let Some(holder) = holders.iter_mut().find(|holder| holder.estate == estate) {
+            holder.slots = holder.slots.max(got.min(most));
+        }
+    });
+    got
 }
 
 /// The executor works on a query, in the present subtransaction, until [`pause`].
@@ -216,4 +228,5 @@ unsafe extern "C-unwind" fn subtransaction_event(
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn process_exit(_code: i32, _arg: pg_sys::Datum) {
     keep(|_| false);
+    usage::process_ends();
 }

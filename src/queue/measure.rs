@@ -1,10 +1,24 @@
 //! What this server has, and how much of it is in use.
 
+use super::settings;
+use crate::choice;
 use crate::monitor::machine;
 use parallel_replicas_core::machine::load;
 use parallel_replicas_core::queue::capacity::Capacity;
+use std::cell::Cell;
 use std::fs;
 use std::sync::OnceLock;
+
+const NOTHING: Capacity = Capacity {
+    servers: 0,
+    cores: 0,
+    memory: 0,
+};
+
+thread_local! {
+    /// When the monitor's findings were looked at last, and what replicas have.
+    static REPLICAS: Cell<(u64, Capacity)> = const { Cell::new((0, NOTHING)) };
+}
 
 static CAPACITY: OnceLock<Capacity> = OnceLock::new();
 
@@ -67,21 +81,8 @@ pub fn memory_used() -> Option<f64> {
     (limit > 0).then(|| used as f64 / limit as f64)
 }
 
-/// What one process uses.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ProcessUse {
-    pub cpu_ms: u64,
-    /// Resident memory that it does not share.
-    pub private_bytes: u64,
-}
-
-/// From /proc; None if the process has gone.
-pub fn process_use(pid: i32) -> Option<ProcessUse> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may contain anything; utime and stime are the 12th and 13th words
-    // after it (proc(5) counts them 14 and 15).
-    let words: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let ticks: u64 = words.get(11)?.parse::<u64>().ok()? + words.get(12)?.parse::<u64>().ok()?;
+/// Resident memory of a process that it does not share; None if it has gone.
+pub fn private_bytes(pid: i32) -> Option<u64> {
     let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
     let pages: Vec<u64> = statm
         .split_whitespace()
@@ -91,15 +92,29 @@ pub fn process_use(pid: i32) -> Option<ProcessUse> {
     let [_, resident, shared] = pages[..] else {
         return None;
     };
-    // SAFETY: reads constants of the system.
-    let (per_second, page_size) = unsafe {
-        (
-            libc::sysconf(libc::_SC_CLK_TCK),
-            libc::sysconf(libc::_SC_PAGESIZE),
-        )
-    };
-    Some(ProcessUse {
-        cpu_ms: ticks * 1000 / per_second.max(1) as u64,
-        private_bytes: resident.saturating_sub(shared) * page_size.max(0) as u64,
-    })
+    // SAFETY: reads a constant of the system.
+    let page_size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    Some(resident.saturating_sub(shared) * page_size.max(0) as u64)
+}
+
+/// What the live replicas that the monitor knows have together, as of the last look.
+pub fn of_replicas() -> Capacity {
+    REPLICAS.get().1
+}
+
+/// Looks at what the monitor knows, where that counts; once in a while.
+pub fn look_at_cluster_if_due() {
+    const INTERVAL_MS: u64 = 1000;
+    let now = now_ms();
+    let (looked, _) = REPLICAS.get();
+    if !settings::is_by_cluster() || (looked > 0 && now < looked + INTERVAL_MS) {
+        return;
+    }
+    let mut sum = NOTHING;
+    for state in choice::live_replicas() {
+        sum.servers += 1;
+        sum.cores += state.cores;
+        sum.memory += state.load.memory_limit;
+    }
+    REPLICAS.set((now, sum));
 }

@@ -1,7 +1,7 @@
 //! Whether a statement queues, and what it would use.
 
 use super::frames::Standing;
-use super::settings;
+use super::{measure, settings};
 use crate::pg::plan::{children, items};
 use crate::plan::private::{PARALLEL_REPLICAS_NAME, ParallelReplicasPrivate, from_list};
 use parallel_replicas_core::queue::Kind;
@@ -11,8 +11,8 @@ use std::ffi::CStr;
 /// What a statement would use.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Need {
-    /// Processes of this server at once, this backend included. Links are not counted: their
-    /// processes are on servers whose cores are not in the capacity either.
+    /// Processes at once, this backend included. Links count where the cores of the servers that
+    /// their processes are on are in the capacity.
     pub processes: u32,
     /// Memory of all of them.
     pub bytes: f64,
@@ -91,10 +91,28 @@ pub unsafe fn cost(statement: *const pg_sys::PlannedStmt) -> f64 {
 /// `statement` is a valid planned statement.
 pub unsafe fn of(statement: *const pg_sys::PlannedStmt) -> Need {
     // SAFETY: as the caller says.
+    unsafe { sum(statement, false) }
+}
+
+/// What it would use if this server executed alone what it was to leave to replicas.
+///
+/// # Safety
+/// `statement` is a valid planned statement.
+pub unsafe fn without_replicas(statement: *const pg_sys::PlannedStmt) -> Need {
+    // SAFETY: as the caller says.
+    unsafe { sum(statement, true) }
+}
+
+/// # Safety
+/// `statement` is a valid planned statement.
+unsafe fn sum(statement: *const pg_sys::PlannedStmt, alone: bool) -> Need {
+    measure::look_at_cluster_if_due();
+    // SAFETY: as the caller says.
     unsafe {
         let mut walk = Walk {
             workers: 0,
             bytes: 0.0,
+            alone,
         };
         walk.visit((*statement).planTree, 1);
         for plan in items::<pg_sys::Plan>((*statement).subplans) {
@@ -112,6 +130,8 @@ struct Walk {
     /// Of the widest Gather.
     workers: u32,
     bytes: f64,
+    /// Nothing is left to replicas.
+    alone: bool,
 }
 
 impl Walk {
@@ -123,7 +143,10 @@ impl Walk {
         }
         // SAFETY: as the caller says.
         unsafe {
-            let workers = local_workers(plan);
+            let mut workers = local_workers(plan, self.alone);
+            if settings::is_by_cluster() && !self.alone {
+                workers += links(plan);
+            }
             self.workers = self.workers.max(workers);
             self.bytes += memory(plan) * f64::from(processes);
             let below = if workers > 0 { workers + 1 } else { processes };
@@ -140,12 +163,12 @@ impl Walk {
 /// `plan` is a valid plan.
 pub unsafe fn workers(plan: *mut pg_sys::Plan) -> u32 {
     // SAFETY: as the caller says.
-    unsafe { local_workers(plan) + links(plan) }
+    unsafe { local_workers(plan, false) + links(plan) }
 }
 
 /// # Safety
 /// `plan` is a valid plan.
-unsafe fn local_workers(plan: *mut pg_sys::Plan) -> u32 {
+unsafe fn local_workers(plan: *mut pg_sys::Plan, alone: bool) -> u32 {
     // SAFETY: the tag tells the node's type.
     unsafe {
         match (*plan).type_ {
@@ -154,7 +177,7 @@ unsafe fn local_workers(plan: *mut pg_sys::Plan) -> u32 {
                 (*plan.cast::<pg_sys::GatherMerge>()).num_workers.max(0) as u32
             }
             _ => parallel_replicas(plan)
-                .filter(|private| private.local_plan)
+                .filter(|private| private.local_plan || alone)
                 .map_or(0, |private| private.local_workers.max(0) as u32),
         }
     }

@@ -4,7 +4,8 @@
 //! There is no process of its own for measuring. Whoever asks for slots or waits for them measures
 //! when the last measurement is old; while nobody does, nobody needs one.
 
-use super::{groups, measure, settings, shared};
+use super::shared::View;
+use super::{groups, measure, settings, shared, usage};
 
 /// How often a waiter has to look.
 pub fn interval_ms() -> u64 {
@@ -22,13 +23,24 @@ pub fn is_on() -> bool {
 
 /// Measures, if there are limits and the last measurement is older than the interval.
 pub fn measure_if_due() {
-    if !is_on() && !settings::is_by_group() {
-        return;
+    measure::look_at_cluster_if_due();
+    if is_on() || settings::is_by_group() {
+        measure(groups::is_measured);
     }
+}
+
+/// Measures what groups use, for somebody who looks.
+pub fn measure_groups_if_due() {
+    if settings::is_by_group() {
+        measure(|_| true);
+    }
+}
+
+fn measure(groups_wanted: fn(&View<'_>) -> bool) {
     let now = measure::now_ms();
     let interval = settings::usage_interval_ms();
     let due = shared::locked(|view| {
-        let by_group = groups::is_measured(view);
+        let by_group = groups_wanted(view);
         let elapsed = now.saturating_sub(view.usage.measured_ms);
         ((is_on() || by_group) && elapsed >= interval).then(|| {
             // Nobody else then does the same.
@@ -40,7 +52,7 @@ pub fn measure_if_due() {
         return;
     };
     if by_group {
-        groups::measure_use(elapsed);
+        usage::measure_groups(elapsed);
     }
     if is_on() {
         measure_server();

@@ -40,6 +40,15 @@ pub enum BlockedAction {
     Ignore,
 }
 
+/// Whose cores and memory are divided into slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PostgresGucEnum)]
+pub enum CapacitySetting {
+    #[name = c"server"]
+    Server,
+    #[name = c"cluster"]
+    Cluster,
+}
+
 /// How long a slot is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PostgresGucEnum)]
 pub enum Scope {
@@ -71,6 +80,8 @@ static SCHEDULE: GucSetting<ScheduleSetting> =
 static BYTES_PER_SLOT: GucSetting<i32> = GucSetting::<i32>::new(0);
 static COST_PER_SLOT: GucSetting<f64> = GucSetting::<f64>::new(100_000.0);
 static USAGE_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(1000);
+static CAPACITY: GucSetting<CapacitySetting> =
+    GucSetting::<CapacitySetting>::new(CapacitySetting::Server);
 static CORES: GucSetting<i32> = GucSetting::<i32>::new(0);
 static MIN_COST: GucSetting<f64> = GucSetting::<f64>::new(0.0);
 static BYPASS_SUPERUSER: GucSetting<bool> = GucSetting::<bool>::new(true);
@@ -278,9 +289,18 @@ fn init_slots() {
         GucContext::Sighup,
         GucFlags::empty(),
     );
+    GucRegistry::define_enum_guc(
+        c"parallel_replicas.query_queue_capacity",
+        c"Sets whose cores and memory are divided into slots.",
+        c"server: this server's, and links need no slots. cluster: also those of its live replicas, and \
+          links need slots.",
+        &CAPACITY,
+        GucContext::Sighup,
+        GucFlags::empty(),
+    );
     number(
         c"parallel_replicas.query_queue_cores",
-        c"Sets how many cores slots are computed from.",
+        c"Sets how many cores this server has for slots.",
         c"0 means those that this server may use.",
         &CORES,
         0..=65_536,
@@ -420,6 +440,25 @@ pub fn marks() -> Option<Marks> {
 }
 
 pub fn capacity() -> capacity::Capacity {
+    let own = own_capacity();
+    if !is_by_cluster() {
+        return own;
+    }
+    let replicas = measure::of_replicas();
+    capacity::Capacity {
+        servers: own.servers + replicas.servers,
+        cores: own.cores.saturating_add(replicas.cores),
+        memory: own.memory.saturating_add(replicas.memory),
+    }
+}
+
+/// Do replicas' cores, and processes on them, count?
+pub fn is_by_cluster() -> bool {
+    CAPACITY.get() == CapacitySetting::Cluster
+}
+
+/// Of this server.
+pub fn own_capacity() -> capacity::Capacity {
     let measured = measure::capacity();
     let cores = CORES.get().max(0) as u32;
     capacity::Capacity {

@@ -36,6 +36,8 @@ pub struct Details {
     pub drivers: u32,
     /// statement_timeout as it was, in milliseconds; 0: none.
     pub statement_timeout_ms: i32,
+    /// CPU time of its processes, links included, as far as it has been counted.
+    pub cpu_us: u64,
 }
 
 /// Name and limits of a resource group. A free place has no database.
@@ -53,14 +55,17 @@ pub struct GroupDetails {
     /// Cores that it used at the last measurement.
     pub cpu_cores: f64,
     pub mem_bytes: u64,
+    /// CPU time of all its statements, and as it was at the last measurement.
+    pub cpu_us: u64,
+    pub cpu_us_measured: u64,
 }
 
-/// What a process that works for a group had used at the last measurement.
+/// How far a process that works for a statement has been counted.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProcessUse {
     pub pid: i32,
-    pub cpu_ms: u64,
+    pub cpu_us: u64,
 }
 
 /// What was measured last, of the whole server.
@@ -219,7 +224,9 @@ impl View<'_> {
     pub fn refresh_limits(&mut self) {
         // SAFETY: plain global; a reading of the clock.
         let (read_at, now) = unsafe { (pg_sys::PgReloadTime, pg_sys::GetCurrentTimestamp()) };
-        if is_later_reading(read_at, *self.settings_read_at, now) {
+        // What the cluster has changes without them.
+        let is_same = read_at == *self.settings_read_at && settings::is_by_cluster();
+        if is_same || is_later_reading(read_at, *self.settings_read_at, now) {
             *self.settings_read_at = read_at;
             let mut limits = settings::limits();
             limits.overloaded = self.queue.header.limits.overloaded && overload::is_on();
@@ -240,6 +247,7 @@ impl View<'_> {
 
     /// Frees this backend's entry and lets others have what it held.
     pub fn release_own(&mut self) -> State {
+        self.count_own();
         let state = self.queue.release(own_index());
         self.details[own_index()] = Details::default();
         self.schedule();

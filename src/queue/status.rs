@@ -1,7 +1,7 @@
 //! What people see of the queue, copied out under its lock.
 
 use super::shared::{self, Details};
-use super::{measure, settings};
+use super::{measure, settings, usage};
 use parallel_replicas_core::queue::swrr::{CLASSES, WEIGHTS};
 use parallel_replicas_core::queue::{Counters, Entry, Limits, State};
 
@@ -17,6 +17,7 @@ pub struct Statement {
 
 /// All statements that run or wait, the waiting ones by arrival.
 pub fn statements() -> Vec<Statement> {
+    usage::count_all();
     let most = shared::locked(|view| view.queue.header.running + view.queue.header.pending);
     // Allocated before the lock is taken; what came meanwhile is left out if there are more.
     let mut result = Vec::with_capacity(most as usize + 16);
@@ -75,6 +76,7 @@ pub struct Totals {
 }
 
 pub fn totals() -> Totals {
+    measure::look_at_cluster_if_due();
     shared::locked(|view| {
         view.refresh_limits();
         let header = *view.queue.header;

@@ -7,8 +7,8 @@
 use super::holders::{self, What};
 use super::need::Need;
 use super::settings::{self, BlockedAction, Scope};
-use super::shared::{self, Details, ProcessUse, View};
-use super::{groups, hands, measure, overload, snapshot};
+use super::shared::{self, Details, View};
+use super::{groups, hands, measure, overload, snapshot, usage};
 use crate::error::raise;
 use parallel_replicas_core::queue::{Admitted, Kind, Request, State};
 use pgrx::{PgLogLevel, PgSqlErrorCode, ereport, pg_sys};
@@ -61,20 +61,14 @@ unsafe fn get(
         group: groups::number(),
     };
     let details = details(need);
-    let own_use = if request.group > 0 {
-        own_use()
-    } else {
-        ProcessUse::default()
-    };
+    let own_use = usage::own_use();
     overload::measure_if_due();
     holders::add(what, slots);
     let index = shared::own_index();
     let state = shared::locked(|view| {
         view.refresh_limits();
         view.details[index] = details;
-        if request.group > 0
-            && let Some(process) = view.processes.get_mut(details.process_number as usize)
-        {
+        if let Some(process) = view.processes.get_mut(details.process_number as usize) {
             *process = own_use;
         }
         // Nothing runs here, or it would have been joined.
@@ -138,17 +132,8 @@ fn details(need: Need) -> Details {
             processes: need.processes,
             drivers: 0,
             statement_timeout_ms: pg_sys::StatementTimeout,
+            cpu_us: 0,
         }
-    }
-}
-
-/// What this backend had used before the statement, which its group does not answer for.
-fn own_use() -> ProcessUse {
-    // SAFETY: plain global.
-    let pid = unsafe { pg_sys::MyProcPid };
-    ProcessUse {
-        pid,
-        cpu_ms: measure::process_use(pid).unwrap_or_default().cpu_ms,
     }
 }
 
@@ -178,6 +163,9 @@ fn wait(slots: u32) -> u64 {
         }
         pgrx::check_for_interrupts!();
         reload_settings();
+        if groups::follow() {
+            continue;
+        }
         overload::measure_if_due();
         let now = measure::now_ms();
         if now >= next_watch {

@@ -5,7 +5,7 @@
 
 #![allow(ffi_unwind_calls)]
 
-use super::{copy_both, guards, pins};
+use super::{copy_both, guards, pins, spent};
 use crate::exec::granule_scan::{self, Boundary, GranuleScanState, LinkTask};
 use crate::exec::parallel_replicas::collect_scans;
 use crate::exec::shipment::SHIPPED_SETTINGS;
@@ -95,6 +95,7 @@ pub fn execute(begin: &Begin, arrived: u64, replay_wait_us: u64) -> Result<(), R
         task_bytes: begin.task_bytes,
         ..Session::default()
     });
+    spent::begin();
     // now(), and texts like 'today', mean the coordinator's time.
     // SAFETY: sets two times of this backend, which the next statement sets anew.
     unsafe {
@@ -271,6 +272,7 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
             send_stored(store, descriptor);
         }
         test_point!("serve-executed");
+        spent::tell(1);
         copy_both::send(&ToCoordinator::FragmentDone(Box::new(report)));
     }
     Ok(())
@@ -557,6 +559,7 @@ fn next_task(scan: u32) -> Option<LinkTask> {
         Some(current) => {
             send_rows(true);
             test_point!("serve-rows-sent");
+            spent::tell(spent::WORTH_TELLING_US);
             copy_both::send(&ToCoordinator::TaskDone(current.report));
         }
         None => copy_both::send(&ToCoordinator::Request { scan }),
@@ -704,6 +707,7 @@ fn show_life() {
         due
     });
     if due {
+        spent::tell(spent::WORTH_TELLING_US);
         copy_both::send(&ToCoordinator::Progress);
     }
 }

@@ -11,6 +11,7 @@ mod copy_both;
 mod fragment;
 mod guards;
 mod pins;
+mod spent;
 pub mod statement;
 
 use crate::exec::granule_scan;

@@ -102,6 +102,8 @@ pub struct ServerState {
     /// Fragments that it executes at the moment.
     pub fragments: u32,
     pub server_version: u32,
+    /// Cores that it may use.
+    pub cores: u32,
 }
 
 /// The monitor's last look.
@@ -319,7 +321,19 @@ pub fn entries(keys: &[Key], rules: &ErrorRules) -> Vec<Option<Entry>> {
     found
 }
 
-/// The same without touching the counts, and None for replicas that nothing is known about.
+/// All that is known.
+pub fn known() -> Vec<Entry> {
+    let used = read(|state| state.entries_used).unwrap_or(0);
+    // Allocated before the lock is taken.
+    let mut found = Vec::with_capacity(used);
+    read(|state| {
+        let entries = state.entries.iter().take(state.entries_used.min(used));
+        found.extend(entries.copied());
+    });
+    found
+}
+
+/// As [`entries`], without touching the counts, and None for replicas that nothing is known about.
 pub fn look(keys: &[Key]) -> Vec<Option<Entry>> {
     let mut found = vec![None; keys.len()];
     read(|state| {

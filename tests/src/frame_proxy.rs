@@ -202,6 +202,7 @@ impl Pump {
                 Ok(ToCoordinator::TaskDone(_)) => "TaskDone",
                 Ok(ToCoordinator::GaveBack { .. }) => "GaveBack",
                 Ok(ToCoordinator::Progress) => "Progress",
+                Ok(ToCoordinator::Used { .. }) => "Used",
                 Ok(ToCoordinator::FragmentDone(_)) => "FragmentDone",
                 Err(_) => "damaged frame",
             },

@@ -28,6 +28,7 @@ pub mod endurance;
 pub mod footprint;
 pub mod frame_proxy;
 pub mod fuzz;
+pub mod pgbench;
 mod ports;
 mod proxy;
 pub mod queue_server;

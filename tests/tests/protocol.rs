@@ -58,6 +58,7 @@ const MIDDLE: &[State] = &[
 const END: &[State] = &[
     ("Finish", STREAMING, NOT_BY_THE_SERVER),
     ("Rows", PARTIAL, SOME),
+    ("Used", STREAMING, SOME),
     ("FragmentDone", STREAMING, ALL),
     ("FragmentDone", PARTIAL, SOME),
     ("FragmentDone", SORTED, SOME),

@@ -1,5 +1,7 @@
 //! The query queue on a real server: who waits, who does not, and that every slot comes back.
 
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -541,6 +543,30 @@ fn a_waiter_that_blocks_somebody_runs() {
     server.wait_empty();
 }
 
+/// However long the queue is, DDL that a waiter blocks goes on after two deadlock timeouts at most: one
+/// until the waiter looks, and some time for its statement.
+#[test]
+fn a_waiter_blocks_nobody_for_two_deadlock_timeouts() {
+    const DEADLOCK_TIMEOUT: Duration = Duration::from_secs(3);
+    let timeout = format!("{}s", DEADLOCK_TIMEOUT.as_secs());
+    let server = QueueServer::start(&[("deadlock_timeout", &timeout)]);
+    let holder = server.holder();
+    let waiter = server.waiting(server.app(), "SELECT count(*) FROM u");
+    let mut other = server.app();
+    let start = Instant::now();
+    other
+        .batch_execute("ALTER TABLE u ADD COLUMN x int")
+        .expect("the waiter is admitted");
+    let taken = start.elapsed();
+    assert!(taken < 2 * DEADLOCK_TIMEOUT, "{taken:?}");
+    assert_eq!(value(waiter), "1000");
+    // It was the queue that let it go: the slot is still held.
+    assert_eq!(server.gauge("admitted_blockers"), 1);
+    assert_eq!(server.gauge("used_slots"), 1);
+    drop(holder);
+    server.wait_empty();
+}
+
 /// What operators need goes through while the queue is full, even if superusers queue.
 #[test]
 fn tools_pass_a_full_queue() {
@@ -570,9 +596,19 @@ fn tools_pass_a_full_queue() {
             .args(["--checkpoint=fast", "--wal-method=stream", "-D"])
             .arg(folder.path().join("backup")),
     );
-    // What psql asks for \\d and completion.
+    // What psql asks for \\d.
     output_of(program("psql").args(["-X", "-d", "postgres", "-c", "\\d+ t"]));
     output_of(program("vacuumdb").args(["postgres"]));
+    // Somebody who comes to see what is wrong logs in, looks and ends it.
+    let mut rescuer = server.cluster.connect(PRIMARY);
+    let holders = text(
+        &mut rescuer,
+        "SELECT string_agg(usename, ',') FROM parallel_replicas.running_queries
+          WHERE state = 'RUNNING'",
+    );
+    assert_eq!(holders, "app");
+    completes(&server);
+    replicates(&server);
     // Logical decoding, and autovacuum.
     superuser
         .batch_execute("SELECT pg_create_logical_replication_slot('s', 'test_decoding')")
@@ -598,6 +634,90 @@ fn tools_pass_a_full_queue() {
     drop(holder);
     assert_eq!(value(waiter), "1000");
     server.wait_empty();
+}
+
+/// psql completes a table's name when TAB is pressed, which it asks the server for. psql only does so on
+/// a terminal, which script(1) provides.
+fn completes(server: &QueueServer) {
+    server
+        .cluster
+        .psql(PRIMARY, "CREATE TABLE completed_by_psql (i int)");
+    let installation = installation();
+    let psql = format!(
+        "{} -X -h 127.0.0.1 -U postgres -p {} postgres",
+        installation.client_command("psql").get_program().display(),
+        server.cluster.port(PRIMARY)
+    );
+    let mut terminal = Command::new("timeout")
+        .args(["--foreground", "60", "script"])
+        .args(["--quiet", "--flush", "--command", &psql, "/dev/null"])
+        .env("TERM", "dumb")
+        .env("PAGER", "cat")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("script, of the package bsdutils, is there");
+    let mut input = terminal.stdin.take().expect("a pipe");
+    let mut output = terminal.stdout.take().expect("a pipe");
+    let mut seen = Vec::new();
+    let mut read_until = |wanted: &str| {
+        let mut byte = [0];
+        while !String::from_utf8_lossy(&seen).contains(wanted) {
+            let read = output.read(&mut byte).expect("psql runs");
+            let text = String::from_utf8_lossy(&seen);
+            assert!(read == 1, "psql has ended before \"{wanted}\": {text}");
+            seen.push(byte[0]);
+        }
+    };
+    read_until("postgres=# ");
+    input.write_all(b"TABLE completed_b\t").expect("psql runs");
+    read_until("completed_by_psql");
+    input.write_all(b";\n\\q\n").expect("psql runs");
+    drop(input);
+    terminal.wait().expect("psql ends");
+}
+
+/// A subscription copies a table and follows it: table synchronisation, walsender and apply worker.
+fn replicates(server: &QueueServer) {
+    let mut publisher = server.cluster.connect(PRIMARY);
+    publisher
+        .batch_execute(
+            "CREATE TABLE published (i int PRIMARY KEY);
+             INSERT INTO published SELECT generate_series(1, 100);
+             CREATE PUBLICATION publication FOR TABLE published",
+        )
+        .expect("publication");
+    publisher
+        .batch_execute("CREATE DATABASE subscriber")
+        .expect("database");
+    // Both are one server, where CREATE SUBSCRIPTION cannot make the slot itself.
+    publisher
+        .batch_execute("SELECT pg_create_logical_replication_slot('subscription', 'pgoutput')")
+        .expect("slot");
+    let mut subscriber = server.cluster.connect_db(PRIMARY, "subscriber");
+    subscriber
+        .batch_execute(&format!(
+            "CREATE TABLE published (i int PRIMARY KEY);
+             CREATE SUBSCRIPTION subscription
+                 CONNECTION 'host=127.0.0.1 port={} user=postgres dbname=postgres'
+                 PUBLICATION publication WITH (create_slot = false)",
+            server.cluster.port(PRIMARY)
+        ))
+        .expect("subscription");
+    publisher
+        .batch_execute("INSERT INTO published VALUES (1000)")
+        .expect("insert");
+    // Of the catalog, so that it does not queue: this superuser would.
+    wait_until(SOON, "the rows have been copied and followed", || {
+        text(
+            &mut subscriber,
+            "SELECT coalesce(sum(n_tup_ins), 0)::text FROM pg_stat_all_tables
+              WHERE relname = 'published'",
+        ) == "101"
+    });
+    subscriber
+        .batch_execute("DROP SUBSCRIPTION subscription")
+        .expect("drop");
 }
 
 /// Nobody wonders why nothing happens.

@@ -413,6 +413,71 @@ fn a_standby_follows_changes_of_groups() {
     }
 }
 
+/// Nobody on a standby applies a change of a group to those who wait there: they find it themselves.
+#[test]
+fn who_waits_on_a_standby_follows_changes_of_groups() {
+    let cluster = Cluster::builder()
+        .standbys(1)
+        .setting("parallel_replicas.enable_query_queue_select", "on")
+        .setting("parallel_replicas.query_queue_bypass_superuser", "off")
+        .setting("parallel_replicas.query_queue_cores", "16")
+        .setting("parallel_replicas.enable_group_level_query_queue", "on")
+        .start();
+    cluster.psql(
+        PRIMARY,
+        "CREATE EXTENSION IF NOT EXISTS parallel_replicas;
+         CREATE TABLE t AS SELECT generate_series(1, 1000) AS i;
+         SELECT parallel_replicas.create_resource_group('g', 1);",
+    );
+    cluster.wait_all_caught_up();
+    let session = || {
+        let mut client = cluster.connect(1);
+        client
+            .batch_execute(
+                "SET parallel_replicas.resource_group = 'g'; SET statement_timeout = '60s'",
+            )
+            .unwrap();
+        client
+    };
+    let waiting = |cluster: &Cluster| {
+        text(
+            &mut cluster.connect(1),
+            "SELECT count(*)::text FROM parallel_replicas.running_queries WHERE state = 'PENDING'",
+        )
+    };
+    let mut first = session();
+    first
+        .batch_execute("BEGIN; DECLARE c CURSOR FOR SELECT * FROM t; FETCH 1 FROM c")
+        .unwrap();
+    for (change, restored) in [
+        (
+            "SELECT parallel_replicas.alter_resource_group('g', 2)",
+            "SELECT parallel_replicas.alter_resource_group('g', 1)",
+        ),
+        (
+            "SELECT parallel_replicas.drop_resource_group('g')",
+            "SELECT parallel_replicas.create_resource_group('g', 1)",
+        ),
+        ("DROP EXTENSION parallel_replicas", "SELECT"),
+    ] {
+        let mut second = session();
+        let waiter = thread::spawn(move || {
+            second
+                .simple_query("SELECT count(*) FROM t")
+                .map(|_| String::new())
+        });
+        wait_until(SOON, "the second waits", || waiting(&cluster) == "1");
+        // A change that is rolled back changes nothing.
+        cluster.psql(PRIMARY, &format!("BEGIN; {change}; ROLLBACK"));
+        cluster.wait_all_caught_up();
+        assert_eq!(waiting(&cluster), "1", "{change}, rolled back");
+        cluster.psql(PRIMARY, change);
+        value(waiter);
+        cluster.psql(PRIMARY, restored);
+        cluster.wait_all_caught_up();
+    }
+}
+
 /// With many processes at work a query gets fewer, and a cached plan is not changed for good.
 #[test]
 fn driver_marks_cut_processes() {

@@ -76,7 +76,7 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
                 "shm", "log",
             ],
         ),
-        ("queue", vec!["pg", "error", "plan", "monitor"]),
+        ("queue", vec!["pg", "error", "plan", "monitor", "choice"]),
     ]
     .into_iter()
     .map(|(room, rooms)| (room, rooms.into_iter().collect()))

@@ -10,7 +10,7 @@ use crate::snapshot::WireSnapshot;
 use serde::{Deserialize, Serialize};
 
 /// Raised whenever a frame changes.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
 
 /// First byte of a control frame; seven zero bytes follow.
 pub const CONTROL_TAG: u8 = 1;
@@ -226,6 +226,10 @@ pub enum ToCoordinator {
     },
     /// Still alive; sent when nothing else was for a second.
     Progress,
+    /// CPU time that the process has used for the fragment since it told last; also a sign of life.
+    Used {
+        cpu_us: u64,
+    },
     FragmentDone(Box<FragmentReport>),
 }
 

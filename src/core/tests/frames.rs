@@ -38,6 +38,7 @@ fn frames() -> Vec<Vec<u8>> {
             id: 2,
             blocks: 3,
         }),
+        ToCoordinator::Used { cpu_us: 1 << 40 },
         ToCoordinator::FragmentDone(Box::new(FragmentReport {
             unneeded: vec![1, 2, 3],
             instrumentation: vec![(4, vec![5; 60])],

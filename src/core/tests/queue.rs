@@ -411,6 +411,25 @@ fn admission_over_the_limits_is_counted_and_given_back() {
 }
 
 #[test]
+fn what_runs_grows_into_what_nobody_needs() {
+    let mut memory = Memory::new(by_slots(4, Strategy::Swrr));
+    memory.ask(0, 1, 0);
+    memory.ask(1, 1, 0);
+    assert_eq!(memory.queue().grow(0, 3), 1, "it is not running yet");
+    assert_eq!(memory.schedule(0), [0, 1]);
+    assert_eq!(memory.queue().grow(0, 1), 1);
+    assert_eq!(memory.queue().grow(0, 9), 3);
+    assert_eq!(memory.header.slots, 4);
+    assert_eq!(memory.queue().grow(1, 2), 1, "nothing is free");
+    memory.queue().release(0);
+    memory.ask(2, 4, 0);
+    assert_eq!(memory.schedule(0), [] as [usize; 0]);
+    assert_eq!(memory.queue().grow(1, 2), 1, "somebody waits for it");
+    assert_eq!(memory.queue().grow(99, 2), 0);
+    assert_eq!((memory.header.slots, memory.header.running), (1, 1));
+}
+
+#[test]
 fn settings_read_after_the_clock_was_set_back_count() {
     assert!(is_later_reading(5, 4, 10));
     assert!(!is_later_reading(4, 4, 10));

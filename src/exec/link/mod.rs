@@ -15,6 +15,7 @@ use super::watch::Watch;
 use crate::net::pool::{self, LeaseId};
 use crate::net::{ConnectPoll, Connection, CopyBuffer, CopyRead, ResultRead, ResultStatus};
 use crate::pg::wait::{Interest, now_micros};
+use crate::queue;
 use crate::secret;
 use crate::shm::events::{self, Event as Counter};
 use crate::shm::logs::Step;
@@ -409,6 +410,9 @@ impl Link {
         let frame: ToCoordinator = frame::decode(&message)
             .map_err(|error| protocol(&format!("replica sent a damaged frame: {error}")))?;
         let started = now_micros();
+        if let ToCoordinator::Used { cpu_us } = &frame {
+            queue::links_used(*cpu_us);
+        }
         // What a frame says is looked at before the machine takes it for what it claims to be.
         match (self.machine.phase(), &frame) {
             (Phase::Greeting, ToCoordinator::Hello(hello)) => self.judge(hello, shared)?,

@@ -117,7 +117,7 @@ impl Event {
             ToCoordinator::Request { .. } => Event::Asked,
             ToCoordinator::TaskDone(_) => Event::TaskDone,
             ToCoordinator::GaveBack { .. } => Event::GaveBack,
-            ToCoordinator::Progress => Event::Progress,
+            ToCoordinator::Progress | ToCoordinator::Used { .. } => Event::Progress,
             ToCoordinator::FragmentDone(_) => Event::FragmentDone,
         }
     }

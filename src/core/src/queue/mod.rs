@@ -327,6 +327,22 @@ impl Queue<'_> {
         }
     }
 
+    /// Lets a running request hold up to `most` slots, of those that are free and that nobody waits
+    /// for. Answers how many it holds.
+    pub fn grow(&mut self, index: usize, most: u32) -> u32 {
+        let free = match self.header.pending {
+            0 => u64::from(self.header.limits.total).saturating_sub(self.header.slots),
+            _ => 0,
+        };
+        let Some(entry) = self.entries.get(index) else {
+            return 0;
+        };
+        let more = u64::from(most.saturating_sub(entry.slots)).min(free);
+        let slots = entry.slots + more as u32;
+        self.resize(index, slots);
+        self.entries[index].slots
+    }
+
     /// Frees an entry, in whatever state it is. Answers in which it was.
     pub fn release(&mut self, index: usize) -> State {
         let state = self.state(index);

@@ -1,17 +1,21 @@
-//! `queue bench FILE`: 32 clients: 8 with point queries, one every 20 ms, 12 with TPC-H's Q6 and 12 with
-//! Q1 and Q18, one after the other; with the queue off, version 1, SWRR and SJF. Throughput and times of
-//! each kind, as a table, as JSON, and as a plot beside it. Then the cost of an admission with a free slot.
+//! `queue bench FILE`: a mixed load of 32 clients with the queue off, version 1, SWRR and SJF. 24 clients take
+//! TPC-H's Q1, Q6 and Q18 from one list until it is used up, 8 look an order up every 20 ms meanwhile.
+//! The time that the list takes, and each kind's times, as a table, as JSON, and as a plot beside it.
 //!
-//! The modes run by turns and the figures are of all rounds: on a shared machine only their ratios
-//! mean something.
+//! The list is the same in each mode, so that its time is a measure of throughput whatever is preferred:
+//! queries per second of each kind would only tell which kind got on. The modes run by turns, each first
+//! in some round, and the figures are of all rounds.
 
 use std::path::Path;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use parallel_replicas_tests::queue_server::QueueServer;
 use parallel_replicas_tests::tpch::{self, Indexes};
 use parallel_replicas_tests::{PRIMARY, SOON, text, wait_until};
+use postgres::{Client, SimpleQueryMessage};
 use serde_json::json;
 
 use crate::number;
@@ -48,92 +52,66 @@ const MODES: &[(&str, &[(&str, &str)])] = &[
     ),
 ];
 
-/// What a client asks, one query after the other.
-struct Kind {
-    name: &'static str,
-    clients: usize,
-    queries: &'static [Text],
-    pause: Duration,
+/// Kinds of queries, in the order of the table.
+const KINDS: [&str; 3] = ["look-up", "Q6", "Q1, Q18"];
+
+/// Kind of a query of the list.
+fn kind(number: usize) -> usize {
+    if number == 6 { 1 } else { 2 }
 }
 
-#[derive(Clone, Copy)]
-enum Text {
-    Tpch(usize),
-    /// One order with its lines, by its key.
-    Point,
-}
+/// Of each six queries of the list, their TPC-H numbers.
+const SHARE: [usize; 6] = [6, 6, 6, 6, 1, 18];
 
-const KINDS: &[Kind] = &[
-    Kind {
-        name: "point",
-        clients: 8,
-        queries: &[Text::Point],
-        pause: Duration::from_millis(20),
-    },
-    Kind {
-        name: "Q6",
-        clients: 12,
-        queries: &[Text::Tpch(6)],
-        pause: Duration::ZERO,
-    },
-    Kind {
-        name: "Q1, Q18",
-        clients: 12,
-        queries: &[Text::Tpch(1), Text::Tpch(18)],
-        pause: Duration::ZERO,
-    },
-];
+/// Clients that work the list off, and clients that look up.
+const WORKERS: usize = 24;
+const LOOKERS: usize = 8;
+const LOOK_UP_PAUSE: Duration = Duration::from_millis(20);
 
 /// Orders at scale factor 0.1.
 const ORDERS: u32 = 150_000;
 
-impl Text {
-    fn sql(self) -> String {
-        match self {
-            Text::Tpch(number) => tpch::query(number).to_owned(),
-            Text::Point => {
-                // Of each 32 keys TPC-H uses the first 8.
-                let number = fastrand::u32(0..ORDERS);
-                let key = number / 8 * 32 + number % 8 + 1;
-                format!(
-                    "SELECT o_totalprice, count(*), sum(l_extendedprice)
-                       FROM orders JOIN lineitem ON l_orderkey = o_orderkey
-                      WHERE o_orderkey = {key} GROUP BY o_totalprice"
-                )
-            }
-        }
-    }
+/// One order with its lines, by its key.
+fn look_up() -> String {
+    let number = fastrand::u32(0..ORDERS);
+    // Of each 32 keys TPC-H uses the first 8.
+    let key = number / 8 * 32 + number % 8 + 1;
+    format!(
+        "SELECT o_totalprice, count(*), sum(l_extendedprice)
+           FROM orders JOIN lineitem ON l_orderkey = o_orderkey
+          WHERE o_orderkey = {key} GROUP BY o_totalprice"
+    )
 }
 
-/// What was measured of one kind of queries in one mode.
+/// What was measured in one mode.
 #[derive(Clone, Default)]
-struct Times {
-    /// Milliseconds of each query that began within the time.
-    taken: Vec<f64>,
-    /// Queries that ended within the time.
-    ended: usize,
+struct Measured {
+    /// Seconds that the list took, in each round.
+    seconds: Vec<f64>,
+    /// Milliseconds of each query, by kind.
+    taken: [Vec<f64>; KINDS.len()],
 }
 
-impl Times {
-    /// The time that this share of the queries did not exceed.
-    fn at(&self, share: f64) -> f64 {
-        let mut sorted = self.taken.clone();
-        sorted.sort_by(f64::total_cmp);
-        sorted[((sorted.len() - 1) as f64 * share) as usize]
-    }
+/// The time that this share of the queries did not exceed.
+fn at(taken: &[f64], share: f64) -> f64 {
+    let mut sorted = taken.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[((sorted.len() - 1) as f64 * share).round() as usize]
 }
 
 /// Runs it, and draws the plot into `picture`.
 pub fn run(picture: &Path) -> String {
+    // Four slots, of which Q6 needs one and Q1 and Q18 two each, by cost: the largest are two at once.
     let server = QueueServer::start(&[
-        ("parallel_replicas.query_queue_cores", "2"),
+        ("parallel_replicas.query_queue_cores", "8"),
+        ("parallel_replicas.query_queue_v2_concurrency_level", "2"),
         (
             "parallel_replicas.query_queue_slots_estimator_strategy",
             "CBE",
         ),
         (
             "parallel_replicas.query_queue_v2_cpu_costs_per_slot",
-            "20000",
+            "30000",
         ),
         ("parallel_replicas.query_queue_min_cost", "1000"),
         ("work_mem", "64MB"),
@@ -145,64 +123,107 @@ pub fn run(picture: &Path) -> String {
         PRIMARY,
         "GRANT SELECT ON ALL TABLES IN SCHEMA public TO app",
     );
-    let rounds = number("BENCH_ROUNDS", 3);
-    let seconds = number("BENCH_SECONDS", 20);
-    println!("32 clients, TPC-H scale factor 0.1, {rounds} rounds of {seconds} s a mode");
-    let mut times = vec![vec![Times::default(); KINDS.len()]; MODES.len()];
-    for _ in 0..rounds {
-        for (mode, (_, settings)) in MODES.iter().enumerate() {
-            apply(&server, settings);
-            let taken = mixed_load(&server, Duration::from_secs(seconds));
-            for (kind, mut of_client) in taken {
-                times[mode][kind].taken.append(&mut of_client.taken);
-                times[mode][kind].ended += of_client.ended;
-            }
+    let mut client = server.app();
+    for number in [6, 1, 18] {
+        println!("Q{number} needs {}", needed_slots(&mut client, number));
+    }
+    let rounds = number("BENCH_ROUNDS", 3) as usize;
+    let queries = number("BENCH_QUERIES", 180) as usize;
+    println!("32 clients, TPC-H scale factor 0.1, {rounds} rounds of {queries} queries a mode");
+    let mut measured = vec![Measured::default(); MODES.len()];
+    for round in 0..rounds {
+        let list = list(queries, round as u64);
+        for turn in 0..MODES.len() {
+            let mode = (round + turn) % MODES.len();
+            apply(&server, MODES[mode].1);
+            mixed_load(&server, &list, &mut measured[mode]);
             server.wait_empty();
+            let seconds = measured[mode].seconds[round];
+            println!("round {round}, {}: {seconds:.1} s", MODES[mode].0);
         }
     }
-    println!(
-        "\n{:>8} {:>8} {:>10} {:>10} {:>10} {:>10}",
-        "mode", "kind", "per s", "p50 ms", "p99 ms", "max ms"
-    );
-    let mut rows = Vec::new();
-    let mut bars = Vec::new();
-    for (kind, of_kind) in KINDS.iter().enumerate() {
-        let mut medians = Vec::new();
-        let mut tails = Vec::new();
-        for (mode, (name, _)) in MODES.iter().enumerate() {
-            let taken = &times[mode][kind];
-            let rate = taken.ended as f64 / (rounds * seconds) as f64;
-            let (p50, p99, most) = (taken.at(0.5), taken.at(0.99), taken.at(1.0));
-            println!(
-                "{name:>8} {:>8} {rate:>10.2} {p50:>10.1} {p99:>10.1} {most:>10.1}",
-                of_kind.name
-            );
-            rows.push(json!({
-                "mode": name, "kind": of_kind.name, "per_second": rate,
-                "p50_ms": p50, "p99_ms": p99, "max_ms": most,
-            }));
-            medians.push(p50);
-            tails.push(p99);
-        }
-        bars.push(Bars {
-            name: of_kind.name,
-            medians,
-            tails,
-        });
-    }
+    let rows = table(&measured);
+    let bars: Vec<_> = KINDS
+        .iter()
+        .enumerate()
+        .map(|(kind, name)| {
+            let of_modes = |share: f64| {
+                let modes = measured.iter();
+                modes.map(|mode| at(&mode.taken[kind], share)).collect()
+            };
+            Bars {
+                name,
+                medians: of_modes(0.5),
+                tails: of_modes(0.99),
+            }
+        })
+        .collect();
     let modes: Vec<_> = MODES.iter().map(|(name, _)| *name).collect();
     plot::draw(picture, &modes, &bars);
     println!("\nplot: {}", picture.display());
-    let (off, on) = admission_micros(&server);
-    println!("a point query takes {off:.1} us with the queue off, {on:.1} us with a free slot");
     let figures = json!({
-        "benchmark": "queue", "rows": rows,
-        "point_query_us_off": off, "point_query_us_admitted": on,
+        "benchmark": "queue", "rounds": rounds, "queries": queries, "rows": rows,
     });
     format!("{figures:#}\n")
 }
 
-fn apply(server: &QueueServer, settings: &[(&str, &str)]) {
+/// Prints a line for each mode and kind. Throughput is that of the list, as a ratio to the first mode: the
+/// median of the rounds' own ratios, since what else the machine does hits all modes of a round.
+fn table(measured: &[Measured]) -> Vec<serde_json::Value> {
+    println!(
+        "\n{:>8} {:>10} {:>11} {:>8} {:>6} {:>10} {:>10} {:>10}",
+        "mode", "list s", "throughput", "kind", "n", "p50 ms", "p99 ms", "max ms"
+    );
+    let mut rows = Vec::new();
+    for (mode, (name, _)) in MODES.iter().enumerate() {
+        let seconds = &measured[mode].seconds;
+        let ratios: Vec<_> = measured[0]
+            .seconds
+            .iter()
+            .zip(seconds)
+            .map(|(off, on)| off / on)
+            .collect();
+        let (median, ratio) = (at(seconds, 0.5), at(&ratios, 0.5));
+        for (kind, taken) in measured[mode].taken.iter().enumerate() {
+            let (p50, p99, most) = (at(taken, 0.5), at(taken, 0.99), at(taken, 1.0));
+            println!(
+                "{name:>8} {median:>10.1} {ratio:>11.3} {:>8} {:>6} {p50:>10.1} {p99:>10.1} {most:>10.1}",
+                KINDS[kind],
+                taken.len()
+            );
+            rows.push(json!({
+                "mode": name, "kind": KINDS[kind], "list_seconds": seconds,
+                "throughput_ratio": ratio, "queries": taken.len(),
+                "p50_ms": p50, "p99_ms": p99, "max_ms": most,
+            }));
+        }
+    }
+    rows
+}
+
+/// As EXPLAIN shows it.
+fn needed_slots(client: &mut Client, number: usize) -> String {
+    let plan = client
+        .simple_query(&format!("EXPLAIN {}", tpch::query(number)))
+        .expect("a plan");
+    plan.iter()
+        .filter_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0),
+            _ => None,
+        })
+        .find_map(|line| line.strip_prefix("Queue: "))
+        .expect("it would queue")
+        .to_owned()
+}
+
+/// The list of a round, in an order that looks random and is the same each time.
+fn list(queries: usize, round: u64) -> Vec<usize> {
+    let mut list: Vec<_> = SHARE.iter().copied().cycle().take(queries).collect();
+    fastrand::Rng::with_seed(round).shuffle(&mut list);
+    list
+}
+
+pub fn apply(server: &QueueServer, settings: &[(&str, &str)]) {
     let mut client = server.cluster.connect(PRIMARY);
     for (name, value) in settings {
         client
@@ -220,68 +241,67 @@ fn apply(server: &QueueServer, settings: &[(&str, &str)]) {
     }
 }
 
-/// What each client measured, with the number of its kind.
-fn mixed_load(server: &QueueServer, duration: Duration) -> Vec<(usize, Times)> {
-    let end = Instant::now() + duration;
-    let client = |number: usize, kind: &'static Kind| {
+/// Works the list off, while others look up.
+fn mixed_load(server: &QueueServer, list: &[usize], measured: &mut Measured) {
+    let session = || {
         let mut client = server.app();
-        // Twelve times Q18 behind each other take longer than a test's timeout.
+        // Many times Q18 behind each other take longer than a test's timeout.
         client
             .batch_execute("SET statement_timeout = 0")
             .expect("setting");
-        thread::spawn(move || {
-            let mut times = Times::default();
-            let turns = kind.queries.iter().cycle().skip(number);
-            for query in turns {
-                if Instant::now() >= end {
-                    break;
-                }
-                let sql = query.sql();
-                let start = Instant::now();
-                client.simple_query(&sql).expect("query");
-                times.taken.push(start.elapsed().as_secs_f64() * 1000.0);
-                times.ended += usize::from(Instant::now() <= end);
-                thread::sleep(kind.pause);
-            }
-            times
-        })
+        client
     };
-    let threads: Vec<_> = KINDS
-        .iter()
-        .enumerate()
-        .flat_map(|(index, kind)| (0..kind.clients).map(move |number| (index, number, kind)))
-        .map(|(index, number, kind)| (index, client(number, kind)))
-        .collect();
-    threads
-        .into_iter()
-        .map(|(kind, thread)| (kind, thread.join().expect("no panic")))
-        .collect()
-}
-
-/// Median microseconds of a prepared point query, off and admitted at once, by turns.
-fn admission_micros(server: &QueueServer) -> (f64, f64) {
-    const QUERIES: usize = 2000;
-    let mut sides = [Vec::new(), Vec::new()];
-    apply(server, &[("query_queue_min_cost", "0")]);
-    for _ in 0..6 {
-        for (side, mode) in [0, 2].into_iter().enumerate() {
-            apply(server, MODES[mode].1);
-            let mut client = server.app();
-            let statement = client
-                .prepare("SELECT i FROM u WHERE i = $1")
-                .expect("statement");
-            for number in 0..QUERIES {
-                let start = Instant::now();
-                client
-                    .query(&statement, &[&(number as i32 % 1000)])
-                    .expect("query");
-                sides[side].push(start.elapsed().as_secs_f64() * 1e6);
-            }
+    let timed = |client: &mut Client, sql: &str| {
+        let start = Instant::now();
+        client.simple_query(sql).expect("query");
+        start.elapsed().as_secs_f64() * 1000.0
+    };
+    let (next, done) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let all_are_there = Barrier::new(WORKERS + LOOKERS + 1);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..WORKERS)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut client = session();
+                    let mut taken = Vec::new();
+                    all_are_there.wait();
+                    while let Some(number) = list.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        let millis = timed(&mut client, tpch::query(*number));
+                        taken.push((kind(*number), millis));
+                    }
+                    taken
+                })
+            })
+            .collect();
+        let lookers: Vec<_> = (0..LOOKERS)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut client = session();
+                    let mut taken = Vec::new();
+                    all_are_there.wait();
+                    while !done.load(Ordering::Relaxed) {
+                        taken.push((0, timed(&mut client, &look_up())));
+                        thread::sleep(LOOK_UP_PAUSE);
+                    }
+                    taken
+                })
+            })
+            .collect();
+        all_are_there.wait();
+        let start = Instant::now();
+        let mut all: Vec<_> = workers
+            .into_iter()
+            .flat_map(|worker| worker.join().expect("no panic"))
+            .collect();
+        measured.seconds.push(start.elapsed().as_secs_f64());
+        done.store(true, Ordering::Relaxed);
+        all.extend(
+            lookers
+                .into_iter()
+                .flat_map(|looker| looker.join().expect("no panic")),
+        );
+        for (kind, millis) in all {
+            measured.taken[kind].push(millis);
         }
-    }
-    let [off, on] = sides.map(|mut side| {
-        side.sort_by(f64::total_cmp);
-        side[side.len() / 2]
     });
-    (off, on)
 }

@@ -1,6 +1,7 @@
-//! The query queue under load: `queue soak|bench FILE`. Figures go to the file as JSON.
+//! The query queue under load: `queue soak|bench|overhead FILE`. Figures go to the file as JSON.
 
 mod bench;
+mod overhead;
 mod plot;
 mod soak;
 
@@ -9,12 +10,13 @@ use std::path::Path;
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let (Some(name), Some(file)) = (arguments.next(), arguments.next()) else {
-        eprintln!("usage: queue soak|bench FILE");
+        eprintln!("usage: queue soak|bench|overhead FILE");
         std::process::exit(2);
     };
     let file = Path::new(&file);
     let figures = match name.as_str() {
         "soak" => soak::run(),
+        "overhead" => overhead::run(),
         "bench" => bench::run(&file.with_extension("svg")),
         other => {
             eprintln!("there is no \"{other}\"");
