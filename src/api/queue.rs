@@ -94,7 +94,7 @@ fn get_running_queries() -> TableIterator<
                 (!pending).then(|| admitted_by(entry.admitted)),
                 pending.then(|| blocked_reason(entry.blocked)),
                 sees.then_some(details.cost),
-                (sees && !pending).then_some((details.cpu_us / 1000) as i64),
+                (sees && !pending && details.is_counted).then_some((details.cpu_us / 1000) as i64),
             )
         })
         .collect();

@@ -36,6 +36,8 @@ pub struct Details {
     pub drivers: u32,
     /// statement_timeout as it was, in milliseconds; 0: none.
     pub statement_timeout_ms: i32,
+    /// Its CPU time is counted.
+    pub is_counted: bool,
     /// CPU time of its processes, links included, as far as it has been counted.
     pub cpu_us: u64,
 }

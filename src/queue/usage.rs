@@ -9,12 +9,21 @@
 use super::shared::{self, GROUPS_MAX, ProcessUse, View};
 use super::{holders, measure};
 use crate::pg::proc;
-use parallel_replicas_core::queue::State;
+use parallel_replicas_core::queue::{Kind, Request, State};
 use pgrx::pg_sys;
 
 /// CPU time in microseconds of a process, 0 for this one.
 fn cpu_us(pid: i32) -> Option<u64> {
     proc::cpu_clock(pid).map(|time| time.max(0) as u64 / 1000)
+}
+
+/// Plans that cost less are over before anybody looks: not a hundredth of a second.
+const WORTH_COUNTING: f64 = 1000.0;
+
+/// Is CPU time counted? Always for a group, which may have many short ones. Reading the clock is a system
+/// call, and would be a good part of what an admission costs.
+pub fn is_worth_counting(request: &Request, cost: f64) -> bool {
+    request.group > 0 || request.kind != Kind::Select || cost >= WORTH_COUNTING
 }
 
 /// What this backend has used before the statement, which does not count.
@@ -101,7 +110,10 @@ pub fn process_ends() {
         )
     };
     shared::locked(|view| {
-        let is_its = view.details.get(leader).is_some_and(|it| it.pid == pid);
+        let is_its = view
+            .details
+            .get(leader)
+            .is_some_and(|it| it.pid == pid && it.is_counted);
         if is_its && view.queue.state(leader) == State::Running {
             view.count(leader, number, used.pid, used.cpu_us);
         }
@@ -173,7 +185,7 @@ pub fn measure_groups(elapsed_ms: u64) {
 /// without a lock, as statistics do: a wrong process costs a wrong measurement.
 fn collect(view: &View<'_>, processes: &mut Vec<Process>) {
     for (index, (entry, details)) in view.queue.entries.iter().zip(&*view.details).enumerate() {
-        if entry.state != State::Running {
+        if entry.state != State::Running || !details.is_counted {
             continue;
         }
         // SAFETY: the process array is there for good; plain loads of numbers and of a pointer that

@@ -60,15 +60,20 @@ unsafe fn get(
         slots,
         group: groups::number(),
     };
-    let details = details(need);
-    let own_use = usage::own_use();
+    let own_use = usage::is_worth_counting(&request, need.cost).then(usage::own_use);
+    let details = Details {
+        is_counted: own_use.is_some(),
+        ..details(need)
+    };
     overload::measure_if_due();
     holders::add(what, slots);
     let index = shared::own_index();
     let state = shared::locked(|view| {
         view.refresh_limits();
         view.details[index] = details;
-        if let Some(process) = view.processes.get_mut(details.process_number as usize) {
+        if let Some(own_use) = own_use
+            && let Some(process) = view.processes.get_mut(details.process_number as usize)
+        {
             *process = own_use;
         }
         // Nothing runs here, or it would have been joined.
@@ -132,6 +137,7 @@ fn details(need: Need) -> Details {
             processes: need.processes,
             drivers: 0,
             statement_timeout_ms: pg_sys::StatementTimeout,
+            is_counted: false,
             cpu_us: 0,
         }
     }

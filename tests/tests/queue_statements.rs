@@ -170,7 +170,7 @@ fn views_show_who_runs_and_who_waits() {
                         query_timeout - start_time), ', ' ORDER BY state DESC, position)
                FROM parallel_replicas.running_queries",
         ),
-        "RUNNING postgres app 1 t t t t t scheduler t 00:01:00, \
+        "RUNNING postgres app 1 t t t t scheduler t 00:01:00, \
          PENDING postgres app 1 1 t t t t concurrency_limit t 00:01:00, \
          PENDING postgres app 2 1 t t t t order t 00:01:00"
     );

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parallel_replicas_tests::pgbench::cpu_of_ended_backends;
 use parallel_replicas_tests::queue_server::QueueServer;
 use parallel_replicas_tests::tpch::{self, Indexes};
 use parallel_replicas_tests::{PRIMARY, SOON, text, wait_until};
@@ -86,8 +87,9 @@ fn look_up() -> String {
 /// What was measured in one mode.
 #[derive(Clone, Default)]
 struct Measured {
-    /// Seconds that the list took, in each round.
+    /// Seconds that the list took, in each round, and CPU seconds of the server meanwhile.
     seconds: Vec<f64>,
+    cpu_seconds: Vec<f64>,
     /// Milliseconds of each query, by kind.
     taken: [Vec<f64>; KINDS.len()],
 }
@@ -171,8 +173,8 @@ pub fn run(picture: &Path) -> String {
 /// median of the rounds' own ratios, since what else the machine does hits all modes of a round.
 fn table(measured: &[Measured]) -> Vec<serde_json::Value> {
     println!(
-        "\n{:>8} {:>10} {:>11} {:>8} {:>6} {:>10} {:>10} {:>10}",
-        "mode", "list s", "throughput", "kind", "n", "p50 ms", "p99 ms", "max ms"
+        "\n{:>8} {:>10} {:>11} {:>6} {:>8} {:>6} {:>10} {:>10} {:>10}",
+        "mode", "list s", "throughput", "cores", "kind", "n", "p50 ms", "p99 ms", "max ms"
     );
     let mut rows = Vec::new();
     for (mode, (name, _)) in MODES.iter().enumerate() {
@@ -184,21 +186,28 @@ fn table(measured: &[Measured]) -> Vec<serde_json::Value> {
             .map(|(off, on)| off / on)
             .collect();
         let (median, ratio) = (at(seconds, 0.5), at(&ratios, 0.5));
+        let cores = mode_cores(&measured[mode]);
         for (kind, taken) in measured[mode].taken.iter().enumerate() {
             let (p50, p99, most) = (at(taken, 0.5), at(taken, 0.99), at(taken, 1.0));
             println!(
-                "{name:>8} {median:>10.1} {ratio:>11.3} {:>8} {:>6} {p50:>10.1} {p99:>10.1} {most:>10.1}",
+                "{name:>8} {median:>10.1} {ratio:>11.3} {cores:>6.2} {:>8} {:>6} {p50:>10.1} {p99:>10.1} {most:>10.1}",
                 KINDS[kind],
                 taken.len()
             );
             rows.push(json!({
                 "mode": name, "kind": KINDS[kind], "list_seconds": seconds,
-                "throughput_ratio": ratio, "queries": taken.len(),
+                "throughput_ratio": ratio, "cores_used": cores, "queries": taken.len(),
                 "p50_ms": p50, "p99_ms": p99, "max_ms": most,
             }));
         }
     }
     rows
+}
+
+/// Cores that the server used while it worked a list off. Fewer than there are: the queue let some idle, or
+/// somebody else had them.
+fn mode_cores(measured: &Measured) -> f64 {
+    measured.cpu_seconds.iter().sum::<f64>() / measured.seconds.iter().sum::<f64>()
 }
 
 /// As EXPLAIN shows it.
@@ -251,6 +260,7 @@ fn mixed_load(server: &QueueServer, list: &[usize], measured: &mut Measured) {
             .expect("setting");
         client
     };
+    let cpu_before = cpu_of_ended_backends(&server.cluster);
     let timed = |client: &mut Client, sql: &str| {
         let start = Instant::now();
         client.simple_query(sql).expect("query");
@@ -304,4 +314,6 @@ fn mixed_load(server: &QueueServer, list: &[usize], measured: &mut Measured) {
             measured.taken[kind].push(millis);
         }
     });
+    let cpu = cpu_of_ended_backends(&server.cluster) - cpu_before;
+    measured.cpu_seconds.push(cpu);
 }
