@@ -128,6 +128,9 @@ pub fn grow(estate: *const pg_sys::EState, most: u32) -> u32 {
 /// # Safety
 /// The query has been started.
 pub unsafe fn resume(query: *const pg_sys::QueryDesc) {
+    if is_empty() {
+        return;
+    }
     // SAFETY: as the caller says; reads this backend's transaction state.
     unsafe {
         let subtransaction = pg_sys::GetCurrentSubTransactionId();
@@ -182,12 +185,20 @@ fn keep(test: impl Fn(&Holder) -> bool) {
     }
 }
 
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
-    use pg_sys::XactEvent::{XACT_EVENT_ABORT, XACT_EVENT_COMMIT, XACT_EVENT_PREPARE};
-    if is_empty() {
-        return;
+/// Unguarded where nothing is held.
+unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, arg: *mut c_void) {
+    if !is_empty() {
+        // SAFETY: PostgreSQL's own arguments.
+        unsafe { transaction_event_holding(event, arg) };
     }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn transaction_event_holding(
+    event: pg_sys::XactEvent::Type,
+    _arg: *mut c_void,
+) {
+    use pg_sys::XactEvent::{XACT_EVENT_ABORT, XACT_EVENT_COMMIT, XACT_EVENT_PREPARE};
     match event {
         // ANALYZE and others commit in their middle.
         XACT_EVENT_COMMIT => keep(|holder| holder.what == What::Utility),

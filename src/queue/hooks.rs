@@ -147,6 +147,11 @@ unsafe fn admit_query(query: *mut pg_sys::QueryDesc, eflags: c_int) {
     // SAFETY: as the caller says.
     unsafe {
         let statement = (*query).plannedstmt;
+        let is_explained_only = eflags & pg_sys::EXEC_FLAG_EXPLAIN_ONLY as c_int != 0;
+        // First, as most of what a server executes is cheap.
+        if !is_explained_only && need::cost(statement) < settings::min_cost() {
+            return;
+        }
         let standing = frames::standing(statement);
         let Some(kind) = need::kind(statement, standing) else {
             return;
@@ -155,11 +160,11 @@ unsafe fn admit_query(query: *mut pg_sys::QueryDesc, eflags: c_int) {
             return;
         }
         let explained = matches!(standing, Standing::Through { .. });
-        if eflags & pg_sys::EXEC_FLAG_EXPLAIN_ONLY as c_int != 0 {
+        if is_explained_only {
             EXPLAINED_SLOTS.set(Some(need::of(statement).slots()));
             return;
         }
-        if need::cost(statement) < settings::min_cost() || !may_queue() {
+        if !may_queue() {
             return;
         }
         let need = need::of(statement);
@@ -233,7 +238,7 @@ unsafe extern "C-unwind" fn executor_finish_queued(query: *mut pg_sys::QueryDesc
 
 unsafe extern "C-unwind" fn executor_end(query: *mut pg_sys::QueryDesc) {
     // What was admitted ends after the queue was switched off, too.
-    let next = if settings::is_on() || !holders::is_empty() {
+    let next = if !holders::is_empty() {
         executor_end_queued
     } else {
         // SAFETY: written once, when the server started.
