@@ -11,6 +11,7 @@ pub mod functions;
 pub mod hook;
 pub mod paths;
 pub mod private;
+pub mod refresh;
 pub mod relations;
 pub mod replace;
 pub mod shippable;
