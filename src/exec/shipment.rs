@@ -7,11 +7,13 @@
 
 use super::fold;
 use super::state::OwnWrites;
-use crate::pg::{collation, ffi, guc, plan, proc, timezone};
+use crate::pg::{collation, ffi, guc, library, plan, proc, timezone};
+use crate::plan::extensions;
 use crate::plan::private::{ParallelReplicasPrivate, Refused};
 use crate::settings;
 use parallel_replicas_core::frame::{
-    Begin, CollationIdentity, ExecParameter, Identity, PROTOCOL_VERSION, RelationIdentity,
+    Begin, CollationIdentity, ExecParameter, ExtensionIdentity, Identity, PROTOCOL_VERSION,
+    RelationIdentity,
 };
 use parallel_replicas_core::reason::Reason;
 use parallel_replicas_core::snapshot::WireSnapshot;
@@ -230,6 +232,8 @@ pub unsafe fn begin(
         if proc::own_xid().is_some() && relations.any(|(_, oid)| is_locked_by_us(*oid, least)) {
             return Err(Refused::new(Reason::OwnXid, ""));
         }
+        // May load libraries, so it comes before the position is read.
+        let extensions = extensions(&private.extensions)?;
         let snapshot = wire_snapshot((*estate).es_snapshot)?;
         let lsn = proc::flushed_insert_end();
         let (mut user, mut security_context) = (pg_sys::InvalidOid, 0);
@@ -247,6 +251,7 @@ pub unsafe fn begin(
             settings: shipped_settings(),
             time_zone_fingerprint: private.time_zone.then(timezone::fingerprint),
             collations: collations(&private.collations),
+            extensions,
             relations: private
                 .relations
                 .iter()
@@ -279,6 +284,29 @@ fn collations(oids: &[u32]) -> Vec<CollationIdentity> {
             // SAFETY: in a transaction.
             let version = unsafe { collation::version(*oid) }?;
             Some(CollationIdentity { oid: *oid, version })
+        })
+        .collect()
+}
+
+/// The setting may have changed since the query was planned.
+///
+/// # Safety
+/// In a transaction.
+unsafe fn extensions(used: &[(u32, Vec<u32>)]) -> Result<Vec<ExtensionIdentity>, Refused> {
+    used.iter()
+        .map(|(oid, functions)| {
+            // SAFETY: as the caller says; the plan that calls the functions is valid.
+            unsafe {
+                let allowed = extensions::is_allowed(*oid);
+                let libraries = library::fingerprint(functions.iter().copied());
+                match libraries.filter(|_| allowed) {
+                    Some(libraries) => Ok(ExtensionIdentity {
+                        oid: *oid,
+                        libraries,
+                    }),
+                    None => Err(Refused::new(Reason::Function, extensions::name(*oid))),
+                }
+            }
         })
         .collect()
 }

@@ -7,6 +7,7 @@
 
 mod candidate;
 pub mod explain;
+pub mod extensions;
 pub mod functions;
 pub mod hook;
 pub mod paths;
