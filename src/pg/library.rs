@@ -69,6 +69,11 @@ unsafe extern "C" fn visit(
         if !loaded().any(holds) {
             return 0;
         }
+        // The program itself stands first and has no name. Its function calls another one, of a library
+        // that cannot be told from here (fmgr_security_definer, for a hook's sake).
+        if *info.dlpi_name == 0 {
+            return 1;
+        }
         let mut bytes = Vec::new();
         for header in loaded().filter(|header| header.p_flags & libc::PF_W == 0) {
             let start = (base + header.p_vaddr as usize) as *const u8;

@@ -276,7 +276,7 @@ fn a_refresh_reads_through_replicas() {
     run(
         &mut client,
         "CREATE FUNCTION writes() RETURNS event_trigger LANGUAGE plpgsql AS
-             $$ BEGIN INSERT INTO source VALUES (-300, 1); END $$;
+             $$ BEGIN INSERT INTO log VALUES (2); END $$;
          CREATE EVENT TRIGGER writes ON ddl_command_start
              WHEN TAG IN ('REFRESH MATERIALIZED VIEW') EXECUTE FUNCTION writes()",
     );
