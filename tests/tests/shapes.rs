@@ -26,6 +26,8 @@ const TABLES: &str = "
     CREATE VIEW barred WITH (security_barrier) AS SELECT * FROM sale WHERE kind <> 3;
     CREATE FUNCTION sql_count(int) RETURNS bigint LANGUAGE sql STABLE AS
         'SELECT count(*) FROM sale WHERE kind = $1 AND price > 10';
+    CREATE FUNCTION sql_rows() RETURNS TABLE (k int, n bigint) LANGUAGE sql VOLATILE AS
+        'SELECT kind, count(*) FROM sale GROUP BY kind';
     CREATE FUNCTION plpgsql_count(k int) RETURNS bigint LANGUAGE plpgsql STABLE AS
         'DECLARE n bigint; BEGIN SELECT count(*) INTO n FROM sale WHERE kind = k; RETURN n; END';
     CREATE FUNCTION plpgsql_rows() RETURNS TABLE (k int, n bigint) LANGUAGE plpgsql STABLE AS
@@ -208,11 +210,7 @@ fn prepared_statements_and_functions_are_shipped() {
         let plan = plan(&mut client, "EXECUTE p (3, 20)");
         assert!(plan.contains("Custom Scan (ParallelReplicas)"), "{plan}");
         // A kept plan goes on without replicas when they are switched off.
-        for query in [
-            "EXECUTE p (3, 20)",
-            "EXECUTE p (4, 50)",
-            "EXECUTE p (5, 1)",
-        ] {
+        for query in ["EXECUTE p (3, 20)", "EXECUTE p (4, 50)", "EXECUTE p (5, 1)"] {
             let before = used(&mut client);
             Differential::new(&mut client)
                 .between(OFF, FORCED)
@@ -221,17 +219,21 @@ fn prepared_statements_and_functions_are_shipped() {
         }
     }
     run(&mut client, "RESET plan_cache_mode");
-    for query in [
-        "SELECT sql_count(1)",
-        "SELECT plpgsql_count(2)",
-        "SELECT * FROM plpgsql_rows()",
-    ] {
+    for query in ["SELECT * FROM sql_rows()", "SELECT * FROM plpgsql_rows()"] {
         let before = used(&mut client);
         Differential::new(&mut client)
             .between(OFF, FORCED)
             .check(query);
         assert!(used(&mut client) > before, "{query}");
     }
+    // Where it wants a value, PostgreSQL asks for one row or two, and for no other in parallel.
+    let before = used(&mut client);
+    for query in ["SELECT sql_count(1)", "SELECT plpgsql_count(2)"] {
+        Differential::new(&mut client)
+            .between(OFF, FORCED)
+            .check(query);
+    }
+    assert_eq!(used(&mut client), before);
     damage_check(&cluster);
 }
 
@@ -264,7 +266,6 @@ fn cursors_and_run_time_pruning_are_local_and_right() {
     );
     let plan = plan(&mut client, "EXECUTE pruned (5000)");
     assert!(plan.contains("Subplans Removed: 1"), "{plan}");
-    assert!(plan.contains("run-time partition pruning"), "{plan}");
     let before = used(&mut client);
     Differential::new(&mut client)
         .between(OFF, FORCED)
