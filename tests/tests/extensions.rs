@@ -2,12 +2,11 @@
 //! the libraries are the same, and they may be loaded in any order.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use parallel_replicas_tests::cluster::Options;
 use parallel_replicas_tests::scene::Scene;
-use parallel_replicas_tests::system::{installation, output_of};
+use parallel_replicas_tests::system::{installation, pg_config};
 use parallel_replicas_tests::{
     Cluster, Differential, PRIMARY, SOON, damage_check, text, wait_until,
 };
@@ -211,7 +210,8 @@ fn another_build_of_the_library_is_refused() {
     let cluster = options().standbys(1).start();
     cluster.register_replicas();
     let folders = ["same", "changed"].map(|name| cluster.base().join(name));
-    let library = fs::read(libraries().join("fuzzystrmatch.so")).expect("it is installed");
+    let library = fs::read(Path::new(&pg_config("--pkglibdir")).join("fuzzystrmatch.so"))
+        .expect("it is installed");
     put_library(&folders[0], &library);
     put_library(&folders[1], &with_another_text(library));
     let set_folder = |node: usize, folder: &Path| {
@@ -288,11 +288,6 @@ fn a_replica_does_not_take_an_unlisted_extension() {
         begin.extensions[0].libraries ^= 1
     });
     scene.end();
-}
-
-fn libraries() -> PathBuf {
-    let program = std::env::var("PG_CONFIG").unwrap_or_else(|_| String::from("/usr/bin/pg_config"));
-    PathBuf::from(output_of(Command::new(program).arg("--pkglibdir")).trim())
 }
 
 fn put_library(folder: &Path, library: &[u8]) {
