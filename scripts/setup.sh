@@ -15,6 +15,8 @@ packages=(
 )
 if [ "${1:-}" = tests ]; then
     packages+=(chromium)     # shows a page in a test
+    # Extensions that ours is tested together with.
+    packages+=(postgresql-15-{cron,hll,partman,pgaudit})
 fi
 
 step "Debian packages"

@@ -46,6 +46,7 @@ pub extern "C-unwind" fn _PG_init() {
     plan::paths::init();
     plan::hook::init();
     plan::explain::init();
+    plan::refresh::init();
     monitor::init();
     queue::init();
     serve::statement::init();

@@ -7,6 +7,7 @@
 
 pub mod replicas;
 
+use parallel_replicas_core::list;
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum, pg_sys};
 use std::cell::Cell;
 use std::ffi::{CStr, CString};
@@ -122,6 +123,8 @@ static DEBUG_ASSIGNMENT: GucSetting<Assignment> = GucSetting::<Assignment>::new(
 static LOG_LEVEL: GucSetting<LogLevel> = GucSetting::<LogLevel>::new(LogLevel::Summary);
 static QUERY_LOG_SIZE: GucSetting<i32> = GucSetting::<i32>::new(512);
 static TEXT_LOG_SIZE: GucSetting<i32> = GucSetting::<i32>::new(8192);
+static SHIPPABLE_EXTENSIONS: GucSetting<Option<CString>> =
+    GucSetting::<Option<CString>>::new(Some(c""));
 static SETUP_COST: GucSetting<f64> = GucSetting::<f64>::new(1000.0);
 
 /// Defines every setting. Called once, from the library's initialisation.
@@ -148,6 +151,7 @@ pub fn init() {
     }
     init_session_settings();
     init_server_settings();
+    init_shippable_extensions();
     init_developer_settings();
     init_log_settings();
     replicas::init();
@@ -319,6 +323,17 @@ fn init_server_settings() {
         f64::MAX,
         GucContext::Userset,
         GucFlags::EXPLAIN,
+    );
+}
+
+fn init_shippable_extensions() {
+    GucRegistry::define_string_guc(
+        c"parallel_replicas.shippable_extensions",
+        c"Names extensions whose immutable functions in C are executed on replicas.",
+        c"Their libraries must be the same on all servers, which is compared before each execution.",
+        &SHIPPABLE_EXTENSIONS,
+        GucContext::Suset,
+        GucFlags::EXPLAIN | GucFlags::from_bits_retain(pg_sys::GUC_LIST_INPUT as i32),
     );
 }
 
@@ -498,6 +513,14 @@ pub fn tuple_cost() -> f64 {
 
 pub fn setup_cost() -> f64 {
     SETUP_COST.get()
+}
+
+/// The extensions whose functions may be shipped.
+pub fn shippable_extensions() -> Vec<String> {
+    SHIPPABLE_EXTENSIONS
+        .get()
+        .map(|list| list::names(&list.to_string_lossy()))
+        .unwrap_or_default()
 }
 
 pub fn log_level() -> LogLevel {

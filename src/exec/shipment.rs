@@ -6,11 +6,14 @@
 //! then is the WAL position read and flushed.
 
 use super::fold;
-use crate::pg::{collation, ffi, guc, plan, proc, timezone};
+use super::state::OwnWrites;
+use crate::pg::{collation, ffi, guc, library, plan, proc, timezone};
+use crate::plan::extensions;
 use crate::plan::private::{ParallelReplicasPrivate, Refused};
 use crate::settings;
 use parallel_replicas_core::frame::{
-    Begin, CollationIdentity, ExecParameter, Identity, PROTOCOL_VERSION, RelationIdentity,
+    Begin, CollationIdentity, ExecParameter, ExtensionIdentity, Identity, PROTOCOL_VERSION,
+    RelationIdentity,
 };
 use parallel_replicas_core::reason::Reason;
 use parallel_replicas_core::snapshot::WireSnapshot;
@@ -61,7 +64,7 @@ pub fn identity() -> Identity {
 /// Checks everything that must hold on the coordinator before anything is shipped.
 ///
 /// `parallel`: the fragment is executed by several at once.
-/// `began_without_xid`: the transaction had no id when the executor started. An id that it has got
+/// `own_writes`: what the transaction had written when the executor started. An id that it has got
 /// since, by CREATE TABLE AS for its new table, does no harm: it is not before the snapshot's xmax, so
 /// a replica takes it for running, and the snapshot sees nothing that it wrote here either.
 ///
@@ -70,7 +73,7 @@ pub fn identity() -> Identity {
 pub unsafe fn check(
     estate: *mut pg_sys::EState,
     parallel: bool,
-    began_without_xid: bool,
+    own_writes: OwnWrites,
 ) -> Result<(), Refused> {
     let refuse = |reason| Err(Refused::new(reason, ""));
     // SAFETY: as the caller says; the rest are plain globals and shared-memory reads.
@@ -81,7 +84,7 @@ pub unsafe fn check(
         if pg_sys::RecoveryInProgress() {
             return refuse(Reason::InRecovery);
         }
-        if proc::own_xid().is_some() && !began_without_xid {
+        if proc::own_xid().is_some() && own_writes == OwnWrites::Any {
             return refuse(Reason::OwnXid);
         }
         if pg_sys::XactIsoLevel == pg_sys::XACT_SERIALIZABLE as i32 {
@@ -214,13 +217,23 @@ pub unsafe fn begin(
     fragment: *mut pg_sys::Plan,
     estate: *mut pg_sys::EState,
     query_id: [u8; 16],
+    own_writes: OwnWrites,
 ) -> Result<Begin, Refused> {
     // SAFETY: as the caller says.
     unsafe {
         let mut relations = private.relations.iter();
-        if proc::own_xid().is_some() && relations.any(|(_, oid)| is_locked_by_us_alone(*oid)) {
+        let least = match own_writes {
+            // It keeps out everybody else, is replayed, and held on every replica until this
+            // transaction ends.
+            OwnWrites::None | OwnWrites::Any => pg_sys::AccessExclusiveLock,
+            // Whoever writes a row, or locks it, holds this or more until the transaction's end.
+            OwnWrites::Refresh => pg_sys::RowShareLock,
+        };
+        if proc::own_xid().is_some() && relations.any(|(_, oid)| is_locked_by_us(*oid, least)) {
             return Err(Refused::new(Reason::OwnXid, ""));
         }
+        // May load libraries, so it comes before the position is read.
+        let extensions = extensions(&private.extensions)?;
         let snapshot = wire_snapshot((*estate).es_snapshot)?;
         let lsn = proc::flushed_insert_end();
         let (mut user, mut security_context) = (pg_sys::InvalidOid, 0);
@@ -238,6 +251,7 @@ pub unsafe fn begin(
             settings: shipped_settings(),
             time_zone_fingerprint: private.time_zone.then(timezone::fingerprint),
             collations: collations(&private.collations),
+            extensions,
             relations: private
                 .relations
                 .iter()
@@ -274,17 +288,38 @@ fn collations(oids: &[u32]) -> Vec<CollationIdentity> {
         .collect()
 }
 
-/// Does this transaction hold the lock that keeps out everybody else? It is replayed, and held on
-/// every replica until this transaction ends.
+/// The setting may have changed since the query was planned.
+///
+/// # Safety
+/// In a transaction.
+unsafe fn extensions(used: &[(u32, Vec<u32>)]) -> Result<Vec<ExtensionIdentity>, Refused> {
+    used.iter()
+        .map(|(oid, functions)| {
+            // SAFETY: as the caller says; the plan that calls the functions is valid.
+            unsafe {
+                let allowed = extensions::is_allowed(*oid);
+                let libraries = library::fingerprint(functions.iter().copied());
+                match libraries.filter(|_| allowed) {
+                    Some(libraries) => Ok(ExtensionIdentity {
+                        oid: *oid,
+                        libraries,
+                    }),
+                    None => Err(Refused::new(Reason::Function, extensions::name(*oid))),
+                }
+            }
+        })
+        .collect()
+}
+
+/// Does this transaction hold a lock of this strength, or a stronger one?
 ///
 /// # Safety
 /// The relation is locked by this transaction.
-unsafe fn is_locked_by_us_alone(oid: u32) -> bool {
+unsafe fn is_locked_by_us(oid: u32, least: u32) -> bool {
     // SAFETY: as the caller says; closed again.
     unsafe {
         let relation = pg_sys::relation_open(pg_sys::Oid::from(oid), pg_sys::NoLock as i32);
-        let mode = pg_sys::AccessExclusiveLock as i32;
-        let held = pg_sys::CheckRelationLockedByMe(relation, mode, false);
+        let held = pg_sys::CheckRelationLockedByMe(relation, least as i32, true);
         pg_sys::relation_close(relation, pg_sys::NoLock as i32);
         held
     }

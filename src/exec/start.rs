@@ -68,7 +68,7 @@ unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
         let first = state.participants.processes.is_empty();
         // Once a parallel context exists, its memory is sized for these participants.
         if first || state.refused.is_none() {
-            state.refused = shipment::check(estate, !state.private.whole, state.began_without_xid)
+            state.refused = shipment::check(estate, !state.private.whole, state.own_writes)
                 .and_then(|()| check_whole(state, estate))
                 .err();
         }
@@ -219,7 +219,7 @@ unsafe extern "C-unwind" fn dispatch(node: *mut ParallelReplicasState) {
         let scope = state.participants.scope;
         let fragment = (*(*ps).plan).lefttree;
         let id = scope.origin.query_id;
-        let begin = match shipment::begin(&state.private, fragment, estate, id) {
+        let begin = match shipment::begin(&state.private, fragment, estate, id, state.own_writes) {
             Ok(begin) => begin,
             Err(why) => {
                 query::not_used(estate, &scope, why.reason.code(), &why.describe());

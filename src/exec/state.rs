@@ -27,6 +27,16 @@ pub enum Next {
     Finished,
 }
 
+/// What the transaction had written when the executor started, as far as the query could see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnWrites {
+    /// Nothing: the transaction had no id.
+    None,
+    /// What a REFRESH MATERIALIZED VIEW writes before its query; see `plan::refresh`.
+    Refresh,
+    Any,
+}
+
 pub struct State {
     pub private: ParallelReplicasPrivate,
     pub participants: Participants,
@@ -54,9 +64,8 @@ pub struct State {
     pub whole_rows: HeldRows,
     /// To notice a leader that makes no progress.
     pub unassigned_at_last_round: u32,
-    /// The transaction had no id when the executor started: nothing that it has written since can be
-    /// seen by the query.
-    pub began_without_xid: bool,
+    /// What the transaction had written when the executor started.
+    pub own_writes: OwnWrites,
     pub started: bool,
     pub finished: bool,
     pub merge: Option<Merge>,
@@ -123,7 +132,7 @@ impl State {
             whole_done: 0,
             whole_rows: HeldRows::default(),
             unassigned_at_last_round: 0,
-            began_without_xid: false,
+            own_writes: OwnWrites::Any,
             started: false,
             finished: false,
             merge: None,

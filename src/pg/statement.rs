@@ -31,6 +31,9 @@ unsafe extern "C-unwind" {
     pub fn operator_strategy(operator: pg_sys::Oid, family: pg_sys::Oid) -> c_int;
     #[link_name = "list_free"]
     pub fn free_list(list: *mut pg_sys::List);
+    // evtcache.c
+    #[link_name = "EventCacheLookup"]
+    fn event_triggers(event: c_int) -> *mut pg_sys::List;
     // postgres.c and its fellows: the statement itself
     #[link_name = "standard_ExecutorStart"]
     pub fn standard_executor_start(query: *mut pg_sys::QueryDesc, eflags: c_int);
@@ -56,6 +59,18 @@ unsafe extern "C-unwind" {
         dest: *mut pg_sys::DestReceiver,
         completion: *mut pg_sys::QueryCompletion,
     );
+}
+
+/// EVT_DDLCommandStart of evtcache.h.
+const AT_START_OF_DDL: c_int = 0;
+
+/// Does any event trigger fire before a utility statement does its work?
+///
+/// # Safety
+/// In a transaction; may raise an error.
+pub unsafe fn has_triggers_at_start_of_ddl() -> bool {
+    // SAFETY: as the caller says.
+    unsafe { !event_triggers(AT_START_OF_DDL).is_null() }
 }
 
 /// When the client's message arrived.

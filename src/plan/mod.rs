@@ -7,10 +7,12 @@
 
 mod candidate;
 pub mod explain;
+pub mod extensions;
 pub mod functions;
 pub mod hook;
 pub mod paths;
 pub mod private;
+pub mod refresh;
 pub mod relations;
 pub mod replace;
 pub mod shippable;

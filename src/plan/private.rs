@@ -90,6 +90,8 @@ pub struct ParallelReplicasPrivate {
     /// Relations that the fragment reads: range table index and object id.
     pub relations: Vec<(u32, u32)>,
     pub collations: Vec<u32>,
+    /// Extensions, and their functions in C that the fragment may call.
+    pub extensions: Vec<(u32, Vec<u32>)>,
     /// Some expression depends on the session's time zone.
     pub time_zone: bool,
     /// Some expression has to be evaluated before shipping.

@@ -1,7 +1,8 @@
 //! Which relations, and which of their indexes, are the same on a standby.
 
+use super::extensions;
 use super::private::Refused;
-use super::shippable::FIRST_NORMAL_OBJECT_ID;
+use super::shippable::{FIRST_NORMAL_OBJECT_ID, Findings};
 use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
 use std::ffi::CStr;
@@ -87,11 +88,12 @@ pub unsafe fn index_of(plan: *mut pg_sys::Plan) -> Option<pg_sys::Oid> {
     }
 }
 
-/// The index is of PostgreSQL's own kinds: whoever reads it calls functions of its operator classes.
+/// The index is of PostgreSQL's own kinds, or of an extension that may be used: whoever reads it calls
+/// functions of its operator classes.
 ///
 /// # Safety
 /// The index belongs to a relation that is locked.
-pub unsafe fn check_index(oid: pg_sys::Oid) -> Result<(), Refused> {
+pub unsafe fn check_index(oid: pg_sys::Oid, findings: &mut Findings) -> Result<(), Refused> {
     // SAFETY: as the caller says; closed again. The arrays have an element for each key column.
     unsafe {
         let relation = pg_sys::RelationIdGetRelation(oid);
@@ -100,8 +102,14 @@ pub unsafe fn check_index(oid: pg_sys::Oid) -> Result<(), Refused> {
         }
         let columns = (*(*relation).rd_index).indnkeyatts.max(0) as usize;
         let own = |oid: pg_sys::Oid| oid.to_u32() < FIRST_NORMAL_OBJECT_ID;
+        let functions = usize::from((*(*relation).rd_indam).amsupport);
         let known = own((*(*relation).rd_rel).relam)
-            && (0..columns).all(|column| own(*(*relation).rd_opfamily.add(column)));
+            && (0..columns).all(|column| {
+                let family = *(*relation).rd_opfamily.add(column);
+                let first = (*relation).rd_support.add(column * functions);
+                let support = std::slice::from_raw_parts(first, functions);
+                own(family) || extensions::operator_family(family, support, findings)
+            });
         pg_sys::RelationClose(relation);
         match known {
             true => Ok(()),

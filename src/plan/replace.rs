@@ -1,5 +1,6 @@
 //! Puts ParallelReplicas where PostgreSQL put a Gather or Gather Merge over a shippable fragment.
 
+use super::extensions::Extensions;
 use super::private::{
     GRANULE_SCAN_NAME, GranuleScanPrivate, MergeKey, PARALLEL_REPLICAS_NAME,
     ParallelReplicasPrivate, Refused, from_list, is_granule_scan, scan_methods, to_list,
@@ -104,8 +105,13 @@ unsafe fn replace_one(
         let init_params = members(init_params);
         let fragment = (*plan).lefttree;
         divide_other_scans(fragment, (*statement).rtable, rescan_param);
-        let findings =
-            shippable::fragment(fragment, (*statement).rtable, &init_params, rescan_param)?;
+        let findings = shippable::fragment(
+            fragment,
+            (*statement).rtable,
+            &init_params,
+            rescan_param,
+            Extensions::default(),
+        )?;
         if replicas_for(findings.rows, replacement.replicas_used) == 0 {
             return Err(Refused::new(Reason::NoReplicaAllowed, ""));
         }
@@ -267,6 +273,7 @@ unsafe fn private(
             .map(|(index, oid)| (*index, *oid))
             .collect(),
         collations: findings.collations.iter().copied().collect(),
+        extensions: findings.extensions.for_plan(),
         time_zone: findings.time_zone,
         fold: findings.fold,
     }

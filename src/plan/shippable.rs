@@ -4,6 +4,7 @@
 //! must stand the same test again. What is not named here is refused, so that a new PostgreSQL
 //! node or expression is executed locally until somebody has thought about it.
 
+use super::extensions::{self, Extensions};
 use super::functions;
 use super::private::{GranuleScanPrivate, Refused, from_list, is_granule_scan};
 use super::relations;
@@ -33,6 +34,8 @@ pub struct Findings {
     pub relations: BTreeMap<u32, u32>,
     /// Collations that comparisons and pattern matches use.
     pub collations: BTreeSet<u32>,
+    /// What is used of extensions.
+    pub extensions: Extensions,
     /// Some function reads the session's time zone.
     pub time_zone: bool,
     /// Some column-free stable expression has to become a constant first.
@@ -48,7 +51,8 @@ pub struct Findings {
     pub local_workers: i32,
 }
 
-/// Checks the fragment below a Gather. `init_params` are InitPlan outputs that will be shipped.
+/// Checks the fragment below a Gather. `init_params` are InitPlan outputs that will be shipped,
+/// `extensions` says which it may use.
 ///
 /// # Safety
 /// `plan` is a finished plan tree of a statement with range table `rtable`.
@@ -57,8 +61,12 @@ pub unsafe fn fragment(
     rtable: *mut pg_sys::List,
     init_params: &[i32],
     rescan_param: i32,
+    extensions: Extensions,
 ) -> Result<Findings, Refused> {
-    let mut findings = Findings::default();
+    let mut findings = Findings {
+        extensions,
+        ..Findings::default()
+    };
     // Some types compare texts inside by the default collation, whatever the expression says.
     findings.collations.insert(DEFAULT_COLLATION);
     // SAFETY: as the caller says.
@@ -87,9 +95,11 @@ pub unsafe fn whole(
     plan: *mut pg_sys::Plan,
     subplans: *mut pg_sys::List,
     rtable: *mut pg_sys::List,
+    extensions: Extensions,
 ) -> Result<Findings, Refused> {
     let mut findings = Findings {
         whole: true,
+        extensions,
         ..Findings::default()
     };
     findings.collations.insert(DEFAULT_COLLATION);
@@ -191,7 +201,7 @@ unsafe fn node(
             {
                 relation((*plan.cast::<pg_sys::Scan>()).scanrelid, rtable, findings)?;
                 if let Some(oid) = relations::index_of(plan) {
-                    relations::check_index(oid)?;
+                    relations::check_index(oid, findings)?;
                 }
             }
             NodeTag::T_SampleScan => return Err(Refused::new(Reason::TableSample, "")),
@@ -515,8 +525,12 @@ unsafe fn expression_node(
             | NodeTag::T_CollateExpr
             | NodeTag::T_FieldSelect
             | NodeTag::T_ConvertRowtypeExpr
-            | NodeTag::T_SubscriptingRef
             | NodeTag::T_ArrayCoerceExpr => {}
+            NodeTag::T_SubscriptingRef => {
+                let container = (*node.cast::<pg_sys::SubscriptingRef>()).refcontainertype;
+                let handler = pg_sys::get_typsubscript(container, std::ptr::null_mut());
+                function(handler, findings)?;
+            }
             NodeTag::T_MinMaxExpr => {
                 types::check((*node.cast::<pg_sys::MinMaxExpr>()).minmaxtype, findings)?;
             }
@@ -577,7 +591,7 @@ unsafe fn expression_node(
 }
 
 /// A function is known to give the same result everywhere if it is built in and depends on nothing
-/// but its arguments and the settings that are shipped.
+/// but its arguments and the settings that are shipped, or if the administrator says so of its extension.
 ///
 /// # Safety
 /// In a transaction.
@@ -585,16 +599,17 @@ pub unsafe fn function(oid: pg_sys::Oid, findings: &mut Findings) -> Result<(), 
     // SAFETY: catalog cache lookups.
     unsafe {
         let name = function_name(oid);
-        let known = oid.to_u32() < FIRST_NORMAL_OBJECT_ID
-            && match pg_sys::func_volatile(oid) as u8 {
-                b'i' => !functions::is_server_specific(&name),
-                b's' => functions::is_stable_from_settings(&name),
-                _ => false,
-            };
+        let built_in = oid.to_u32() < FIRST_NORMAL_OBJECT_ID;
+        let known = match pg_sys::func_volatile(oid) as u8 {
+            _ if !built_in => extensions::function(oid, findings),
+            b'i' => !functions::is_server_specific(&name),
+            b's' => functions::is_stable_from_settings(&name),
+            _ => false,
+        };
         if !known {
             return Err(Refused::new(Reason::Function, name));
         }
-        findings.time_zone |= functions::reads_time_zone(&name);
+        findings.time_zone |= built_in && functions::reads_time_zone(&name);
     }
     Ok(())
 }

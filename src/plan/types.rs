@@ -1,9 +1,10 @@
 //! Which types' comparison and conversion functions are the same on every server.
 //!
-//! Built-in ones, enums (their order is in the catalog, which is replicated), and arrays, domains,
-//! composite types and ranges of such. The collations by which composite types and ranges compare
+//! Built-in ones, those of extensions that may be used, enums (their order is in the catalog, which is
+//! replicated), and arrays, domains, composite types and ranges of such. The collations by which composite types and ranges compare
 //! are not in the expression that compares them, so they are collected here.
 
+use super::extensions;
 use super::private::Refused;
 use super::shippable::{FIRST_NORMAL_OBJECT_ID, Findings};
 use parallel_replicas_core::reason::Reason;
@@ -45,7 +46,7 @@ unsafe fn check_nested(
             b'r' => check_range(oid, findings, depth),
             b'm' => check_nested(pg_sys::get_multirange_range(oid), findings, depth + 1),
             _ if oid.to_u32() < FIRST_NORMAL_OBJECT_ID => Ok(()),
-            _ => Err(refused(oid)),
+            _ => extensions::base_type(oid, findings).unwrap_or_else(|| Err(refused(oid))),
         }
     }
 }

@@ -6,6 +6,7 @@
 //!
 //! Invariant: what is refused here is planned and executed as if there were no tag.
 
+use super::extensions::Extensions;
 use super::private::{ParallelReplicasPrivate, Refused};
 use super::replace::custom_scan;
 use super::shippable::{self, FIRST_NORMAL_OBJECT_ID, Findings};
@@ -101,6 +102,7 @@ pub unsafe extern "C-unwind" fn send(
                 (*statement).planTree,
                 (*statement).subplans,
                 (*statement).rtable,
+                Extensions::default(),
             ),
         };
         match findings {
@@ -207,6 +209,7 @@ fn private(findings: &Findings, available: usize, strict: bool) -> ParallelRepli
             .map(|(index, oid)| (*index, *oid))
             .collect(),
         collations: findings.collations.iter().copied().collect(),
+        extensions: findings.extensions.for_plan(),
         time_zone: findings.time_zone,
         fold: findings.fold,
     }

@@ -11,6 +11,7 @@ use crate::exec::parallel_replicas::collect_scans;
 use crate::exec::shipment::SHIPPED_SETTINGS;
 use crate::pg::wait::now_micros;
 use crate::pg::{executor, ffi, guc, plan, proc};
+use crate::plan::extensions::Extensions;
 use crate::plan::shippable;
 use crate::shm::events::{self, Event};
 use parallel_replicas_core::frame::{
@@ -316,11 +317,13 @@ unsafe fn read_plan(begin: &Begin) -> Result<*mut pg_sys::PlannedStmt, Refusal> 
             return Err(guards::refusal("plan", "a parameter has an unknown number"));
         }
         let fragment = (*statement).planTree;
+        let extensions = Extensions::listed(begin.extensions.iter().map(|listed| listed.oid));
+        let rtable = (*statement).rtable;
         let findings = match begin.whole {
-            true => shippable::whole(fragment, (*statement).subplans, (*statement).rtable),
+            true => shippable::whole(fragment, (*statement).subplans, rtable, extensions),
             false => {
                 let params: Vec<i32> = plan::members((*fragment).extParam);
-                shippable::fragment(fragment, (*statement).rtable, &params, -1)
+                shippable::fragment(fragment, rtable, &params, -1, extensions)
             }
         };
         let findings = findings.map_err(|refused| guards::refusal("plan", refused.describe()))?;
@@ -349,6 +352,7 @@ unsafe fn read_plan(begin: &Begin) -> Result<*mut pg_sys::PlannedStmt, Refusal> 
                 "the plan uses a collation that is not listed",
             ));
         }
+        guards::extensions(begin, &findings.extensions)?;
         Ok(statement)
     }
 }

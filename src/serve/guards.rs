@@ -5,7 +5,8 @@
 use super::copy_both;
 use crate::exec::shipment::relation_identity;
 use crate::pg::wait::now_micros;
-use crate::pg::{collation, guc, proc, timezone};
+use crate::pg::{collation, guc, library, proc, timezone};
+use crate::plan::extensions::{self, Extensions};
 use crate::secret;
 use crate::shm::events::{self, Event};
 use parallel_replicas_core::frame::{self, Begin, Nonce, Refusal, ToReplica};
@@ -168,6 +169,31 @@ pub fn settings_and_libraries(begin: &Begin) -> Result<(), Refusal> {
     // Looking at catalogs took a snapshot of its own.
     // SAFETY: no scan is open.
     unsafe { pg_sys::InvalidateCatalogSnapshot() };
+    Ok(())
+}
+
+/// The libraries of extensions are the coordinator's.
+///
+/// # Safety
+/// In a transaction; `used` was found in a plan that refers to functions that exist.
+pub unsafe fn extensions(begin: &Begin, used: &Extensions) -> Result<(), Refusal> {
+    for (extension, functions) in &used.used {
+        let listed = begin
+            .extensions
+            .iter()
+            .find(|listed| listed.oid == *extension);
+        // SAFETY: as the caller says.
+        let here = unsafe { library::fingerprint(functions.iter().copied()) };
+        if here.is_none() || here != listed.map(|listed| listed.libraries) {
+            return Err(refusal(
+                "extension",
+                // SAFETY: as above.
+                format!("the library of extension {} differs", unsafe {
+                    extensions::name(*extension)
+                }),
+            ));
+        }
+    }
     Ok(())
 }
 

@@ -1,5 +1,5 @@
 //! Reading what PostgreSQL's regression suite printed: results whose rows may stand in any order,
-//! differences hunk by hunk, and the list of those that are known.
+//! differences statement by statement, and the list of those that are known.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,8 @@ const KNOWN: &str = include_str!("../suite/known.txt");
 pub struct Hunk {
     /// Name of the test.
     pub test: String,
-    /// The lines of a unified diff, from `@@` on.
+    /// The statement, with what stands before it since the result before, and its result: the lines of a
+    /// unified diff.
     pub text: String,
 }
 
@@ -23,7 +24,7 @@ pub struct Known {
     pub run: String,
     /// Name of the test.
     pub test: String,
-    /// Text that the hunk has.
+    /// Text that the statement, or its result, has.
     pub text: String,
     /// For people.
     pub reason: String,
@@ -102,7 +103,7 @@ fn is_row_count(line: &str) -> bool {
     number.is_some_and(|number| number.parse::<u64>().is_ok())
 }
 
-/// The hunks by which the results of all tests in two folders differ, rows in any order.
+/// The results of statements in which all tests of two folders differ, rows in any order.
 pub fn compare(left: &Path, right: &Path) -> Vec<Hunk> {
     let mut names: Vec<String> = fs::read_dir(left)
         .expect("the folder of results can be read")
@@ -123,7 +124,8 @@ pub fn compare(left: &Path, right: &Path) -> Vec<Hunk> {
             file
         });
         let output = Command::new("diff")
-            .args(["-U", "12"])
+            // The whole file as context.
+            .args(["-U", "1000000"])
             .args(&files)
             .output()
             .expect("diff can be run");
@@ -133,15 +135,31 @@ pub fn compare(left: &Path, right: &Path) -> Vec<Hunk> {
     hunks
 }
 
+/// A result ends with its number of rows, or an empty line where it has none.
 fn hunks_of(test: &str, diff: &str) -> Vec<Hunk> {
-    format!("\n{diff}")
-        .split("\n@@ ")
-        .skip(1)
-        .map(|hunk| Hunk {
-            test: String::from(test),
-            text: format!("@@ {hunk}"),
-        })
-        .collect()
+    let mut hunks = Vec::new();
+    let (mut text, mut differs) = (String::new(), false);
+    // Without the names of the files, and `@@`.
+    let mut lines = diff.lines().skip(3).peekable();
+    let is_change = |line: &str| line.starts_with(['+', '-']);
+    while let Some(line) = lines.next() {
+        text.push_str(line);
+        text.push('\n');
+        differs |= is_change(line);
+        let output = line.get(1..).unwrap_or_default();
+        let ends = output.is_empty() || is_row_count(output);
+        let next_is_change = lines.peek().is_some_and(|next| is_change(next));
+        if ends && !next_is_change || lines.peek().is_none() {
+            let text = std::mem::take(&mut text);
+            if std::mem::take(&mut differs) {
+                hunks.push(Hunk {
+                    test: String::from(test),
+                    text,
+                });
+            }
+        }
+    }
+    hunks
 }
 
 /// Outputs may hold bytes of any encoding.
@@ -174,12 +192,17 @@ mod tests {
     }
 
     #[test]
-    fn a_diff_is_cut_into_hunks() {
-        let diff = "--- a\n+++ b\n@@ -1 +1 @@\n-a\n+b\n@@ -9 +9 @@\n-c\n+d\n";
+    fn a_diff_is_cut_into_statements() {
+        let diff = "--- a\n+++ b\n@@ -1 +1 @@\n SELECT 1;\n a \n ---\n 1\n (1 row)\n \n SELECT 2;\n a \n\
+                    \x20---\n-2\n-(1 row)\n+3\n+4\n+(2 rows)\n \n SELECT 5;\n-ERROR\n+error\n";
         let found = hunks_of("select", diff);
         assert_eq!(found.len(), 2);
         assert_eq!(found[0].test, "select");
-        assert_eq!(found[1].text, "@@ -9 +9 @@\n-c\n+d\n");
+        assert_eq!(
+            found[0].text,
+            " SELECT 2;\n a \n ---\n-2\n-(1 row)\n+3\n+4\n+(2 rows)\n"
+        );
+        assert_eq!(found[1].text, " SELECT 5;\n-ERROR\n+error\n");
     }
 
     #[test]

@@ -181,6 +181,120 @@ fn bulk_writes_read_through_replicas() {
     damage_check(&cluster);
 }
 
+/// A REFRESH has an id before its query begins, because of its lock. What it has written by then is none of
+/// the query's matter; what anybody else wrote in its transaction may be.
+#[test]
+fn a_refresh_reads_through_replicas() {
+    let cluster = cluster();
+    let mut client = cluster.connect(PRIMARY);
+    run(
+        &mut client,
+        "CREATE TABLE source AS SELECT i, i % 7 AS k FROM generate_series(1, 20000) i;
+         CREATE TABLE log (i int);
+         CREATE MATERIALIZED VIEW mv AS SELECT i, k FROM source WHERE k = 1;
+         CREATE UNIQUE INDEX ON mv (i)",
+    );
+    let rows = "SELECT count(*) || ' ' || sum(i) FROM mv";
+    let wanted = "SELECT count(*) || ' ' || sum(i) FROM source WHERE k = 1";
+    run(&mut client, FORCED);
+    for (change, refresh) in [
+        (
+            "INSERT INTO source VALUES (-1, 1)",
+            "REFRESH MATERIALIZED VIEW mv",
+        ),
+        (
+            "DELETE FROM source WHERE i < 40",
+            "REFRESH MATERIALIZED VIEW CONCURRENTLY mv",
+        ),
+        (
+            "UPDATE source SET k = 1 WHERE k = 2",
+            "BEGIN; SAVEPOINT a; REFRESH MATERIALIZED VIEW mv; RELEASE a; COMMIT",
+        ),
+        (
+            "DELETE FROM source WHERE i < 80",
+            "BEGIN ISOLATION LEVEL REPEATABLE READ; REFRESH MATERIALIZED VIEW CONCURRENTLY mv; COMMIT",
+        ),
+        // As a function's statement.
+        (
+            "INSERT INTO source SELECT -i, 1 FROM generate_series(2, 50) i",
+            "DO $$ BEGIN REFRESH MATERIALIZED VIEW mv; END $$",
+        ),
+    ] {
+        run(&mut client, change);
+        run_with_replicas(&mut client, refresh);
+        assert_eq!(
+            text(&mut client, rows),
+            text(&mut client, wanted),
+            "{refresh}"
+        );
+        damage_check(&cluster);
+    }
+
+    // The transaction has written before, the table or another one.
+    for (before, after) in [
+        ("BEGIN; INSERT INTO source VALUES (-100, 1)", "COMMIT"),
+        ("BEGIN; INSERT INTO log VALUES (1)", "COMMIT"),
+        (
+            "BEGIN; SAVEPOINT a; DELETE FROM source WHERE i < 0; RELEASE a",
+            "COMMIT",
+        ),
+        // An earlier REFRESH has done no harm, but it gave the transaction its id.
+        ("BEGIN; REFRESH MATERIALIZED VIEW mv", "COMMIT"),
+        // Rows are locked, the id is of the same statement.
+        ("BEGIN; SELECT FROM source LIMIT 1 FOR UPDATE", "COMMIT"),
+    ] {
+        run(&mut client, before);
+        run_here(&mut client, "REFRESH MATERIALIZED VIEW mv");
+        assert_eq!(
+            text(&mut client, rows),
+            text(&mut client, wanted),
+            "{before}"
+        );
+        run(&mut client, after);
+    }
+    // No id yet, but a lock with which rows are written.
+    run(
+        &mut client,
+        "BEGIN; LOCK TABLE source IN ROW EXCLUSIVE MODE",
+    );
+    run_here(&mut client, "REFRESH MATERIALIZED VIEW mv");
+    run(&mut client, "COMMIT");
+    // One that fails leaves nothing to the statements that come after it.
+    run(
+        &mut client,
+        "CREATE MATERIALIZED VIEW failing AS SELECT 1 / (k - 6) AS x FROM source WITH NO DATA",
+    );
+    client
+        .batch_execute("REFRESH MATERIALIZED VIEW failing")
+        .expect_err("it divides by zero");
+    run(&mut client, "BEGIN; INSERT INTO source VALUES (-200, 1)");
+    run_here(&mut client, "REFRESH MATERIALIZED VIEW mv");
+    assert_eq!(text(&mut client, rows), text(&mut client, wanted));
+    run(&mut client, "ROLLBACK");
+
+    // An event trigger writes between the statement's beginning and its query.
+    run(
+        &mut client,
+        "CREATE FUNCTION writes() RETURNS event_trigger LANGUAGE plpgsql AS
+             $$ BEGIN INSERT INTO log VALUES (2); END $$;
+         CREATE EVENT TRIGGER writes ON ddl_command_start
+             WHEN TAG IN ('REFRESH MATERIALIZED VIEW') EXECUTE FUNCTION writes()",
+    );
+    run_here(&mut client, "REFRESH MATERIALIZED VIEW mv");
+    assert_eq!(text(&mut client, rows), text(&mut client, wanted));
+    run(&mut client, "DROP EVENT TRIGGER writes");
+    run_with_replicas(&mut client, "REFRESH MATERIALIZED VIEW mv");
+    damage_check(&cluster);
+}
+
+/// Runs a script and panics if a fragment of it was started with replicas.
+#[track_caller]
+fn run_here(client: &mut Client, script: &str) {
+    let before = counters(client);
+    run(client, script);
+    assert_eq!(counters(client).0, before.0, "replicas took part: {script}");
+}
+
 /// Small and empty partitions stand beside large ones in an Append; none of them may keep the others
 /// from being shipped.
 #[test]

@@ -90,6 +90,14 @@ pub struct CollationIdentity {
     pub version: String,
 }
 
+/// An extension of which the fragment executes functions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExtensionIdentity {
+    pub oid: u32,
+    /// Fingerprint of the libraries that they are in.
+    pub libraries: u64,
+}
+
 /// An evaluated InitPlan output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecParameter {
@@ -121,6 +129,8 @@ pub struct Begin {
     /// Fingerprint of the session time zone's rules, if the fragment depends on them.
     pub time_zone_fingerprint: Option<u64>,
     pub collations: Vec<CollationIdentity>,
+    /// Extensions that the fragment may use.
+    pub extensions: Vec<ExtensionIdentity>,
     pub relations: Vec<RelationIdentity>,
     /// The plan is that of a whole query, with its subplans, for this one replica: no tasks are given.
     pub whole: bool,

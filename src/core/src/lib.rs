@@ -4,6 +4,7 @@
 pub mod balance;
 pub mod frame;
 pub mod link;
+pub mod list;
 pub mod machine;
 pub mod plan_text;
 pub mod queue;

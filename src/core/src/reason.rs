@@ -56,7 +56,7 @@ reasons! {
     Expression, "expression", "an expression is of a kind that is not shipped", "";
     SubPlan, "subplan", "the parallel part of the plan has a subplan", "";
     Function, "function", "a function is not known to give the same result on every server",
-        "Only built-in functions are shipped.";
+        "Only built-in functions, and those of parallel_replicas.shippable_extensions, are shipped.";
     CorrelatedParameter, "correlated_parameter", "the parallel part of the plan depends on a value from outside", "";
     RecordOutput, "record_output", "a column has an anonymous row type", "Name a composite type.";
     // Dispatch.

@@ -16,7 +16,7 @@ use std::process::{ExitCode, Stdio};
 use std::time::Instant;
 
 use parallel_replicas_tests::cluster::Options;
-use parallel_replicas_tests::suite::{self, Hunk};
+use parallel_replicas_tests::suite::{self, Hunk, Known};
 use parallel_replicas_tests::system::{installation, test_programs};
 use parallel_replicas_tests::{Cluster, PRIMARY, SOON, damage_check, text, wait_until};
 
@@ -146,6 +146,19 @@ fn report(folder: &Path, suite: &Suite, before: Run, run: Run) -> usize {
     let results = |run: Run| run.folder(folder, suite).join("results");
     let hunks = suite::compare(&results(before), &results(run));
     let known = suite::known();
+    let explains = |entry: &&Known| hunks.iter().any(|hunk| entry.explains(run.name(), hunk));
+    let other_suite = |entry: &&Known| {
+        entry.run != run.name() || !results(run).join(format!("{}.out", entry.test)).exists()
+    };
+    for entry in known
+        .iter()
+        .filter(|entry| !other_suite(entry) && !explains(entry))
+    {
+        println!(
+            "    no difference for {} | {} | {}",
+            entry.run, entry.test, entry.text
+        );
+    }
     let (explained, unknown): (Vec<Hunk>, Vec<Hunk>) = hunks
         .into_iter()
         .partition(|hunk| known.iter().any(|entry| entry.explains(run.name(), hunk)));

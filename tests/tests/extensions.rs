@@ -1,0 +1,395 @@
+//! Extensions beside ours: their functions are executed on replicas where the administrator says so and
+//! the libraries are the same, and they may be loaded in any order.
+
+use std::fs;
+use std::path::Path;
+
+use parallel_replicas_tests::cluster::Options;
+use parallel_replicas_tests::scene::Scene;
+use parallel_replicas_tests::system::{installation, pg_config};
+use parallel_replicas_tests::{
+    Cluster, Differential, PRIMARY, SOON, damage_check, text, wait_until,
+};
+use postgres::Client;
+
+const LISTED: &str = "SET parallel_replicas.shippable_extensions = pg_trgm, citext, hstore";
+
+/// Everything is shipped, and only replicas read.
+const FORCED: &str =
+    "SET parallel_replicas.debug_force = on; SET parallel_replicas_local_plan = off;
+     SET parallel_replicas.granule_blocks = 4";
+
+const OFF: &str = "SET LOCAL parallel_replicas.debug_force = off";
+
+fn options() -> Options {
+    Cluster::builder()
+        .standbys(2)
+        // So that a slow machine does not turn a replica into one that is left out.
+        .setting("parallel_replicas.connect_timeout", "5s")
+        .setting("parallel_replicas.replay_wait_timeout", "30s")
+}
+
+#[track_caller]
+fn run(client: &mut Client, script: &str) {
+    client
+        .batch_execute(script)
+        .unwrap_or_else(|error| panic!("{error:?}\n{script}"));
+}
+
+fn event(client: &mut Client, name: &str) -> u64 {
+    let query = format!(
+        "SELECT value::text FROM parallel_replicas.events WHERE event = 'ParallelReplicas{name}'"
+    );
+    text(client, &query).parse().expect("a number")
+}
+
+/// Runs a query; answers whether replicas contributed to it.
+#[track_caller]
+fn uses_replicas(client: &mut Client, query: &str) -> bool {
+    let before = event(client, "UsedCount");
+    run(client, query);
+    event(client, "UsedCount") > before
+}
+
+/// Why a query cannot use replicas, by the error of force.
+#[track_caller]
+fn reason(client: &mut Client, query: &str) -> String {
+    run(client, "SET enable_parallel_replicas = force");
+    let error = client.batch_execute(query).expect_err(query);
+    run(client, "RESET enable_parallel_replicas");
+    let error = error.as_db_error().expect("the server's own error");
+    String::from(error.detail().expect("it has a detail"))
+}
+
+const WORDS: &str = "CREATE EXTENSION pg_trgm; CREATE EXTENSION citext; CREATE EXTENSION hstore;
+     CREATE TABLE words AS SELECT i, md5(i::text) AS t, md5((i % 50)::text)::citext AS c,
+         hstore('k', (i % 9)::text) AS h FROM generate_series(1, 20000) i;
+     CREATE TABLE names AS SELECT i, upper(md5(i::text))::citext AS c FROM generate_series(1, 100) i;
+     CREATE INDEX ON names (c); ANALYZE words; ANALYZE names";
+
+/// With a function, an operator, an aggregate and a type of an extension; and the function for which force
+/// refuses them where the extension is not listed. Without one, it is executed above the fragment then.
+const QUERIES: [(&str, &str); 10] = [
+    (
+        "SELECT count(*), sum(length(t)) FROM words WHERE similarity(t, 'abcdef') > 0.1",
+        "similarity",
+    ),
+    ("SELECT c, count(*) FROM words GROUP BY c", ""),
+    (
+        "SELECT count(*) FROM words WHERE c = upper(md5('7'))::citext",
+        "citext_eq",
+    ),
+    ("SELECT min(c)::text, max(c)::text FROM words", ""),
+    ("SELECT h -> 'k', count(*) FROM words GROUP BY 1", ""),
+    (
+        "SELECT count(*) FROM words WHERE h['k'] = '3'",
+        "hstore_subscript_handler",
+    ),
+    ("SELECT DISTINCT h::text FROM words WHERE h ? 'k'", "exist"),
+    (
+        "SELECT count(*) FROM words WHERE ARRAY[c, c] = ARRAY['x'::citext]",
+        "",
+    ),
+    (
+        "SELECT i, h FROM words WHERE h @> 'k=>4' ORDER BY i LIMIT 20",
+        "hs_contains",
+    ),
+    (
+        "SELECT n.i, count(*) FROM words w JOIN names n ON n.c = w.c GROUP BY n.i",
+        "",
+    ),
+];
+
+#[test]
+fn functions_of_listed_extensions_are_shipped() {
+    let cluster = options().start();
+    cluster.register_replicas();
+    let mut client = cluster.connect(PRIMARY);
+    run(&mut client, WORDS);
+    cluster.wait_all_caught_up();
+    for (query, refused) in QUERIES.iter().filter(|(_, refused)| !refused.is_empty()) {
+        let reason = reason(&mut client, query);
+        assert!(
+            reason.starts_with("Reason function:") && reason.contains(refused),
+            "{reason}\n{query}"
+        );
+    }
+    run(&mut client, FORCED);
+    run(&mut client, LISTED);
+    for (query, _) in QUERIES {
+        Differential::new(&mut client)
+            .between(OFF, FORCED)
+            .check(query);
+        assert!(uses_replicas(&mut client, query), "{query}");
+    }
+    // An inner side read by an extension's operator class.
+    let indexed = "SELECT w.i, n.i FROM words w JOIN names n ON n.c = w.c WHERE w.i < 300";
+    run(
+        &mut client,
+        "SET enable_hashjoin = off; SET enable_mergejoin = off",
+    );
+    Differential::new(&mut client)
+        .between(OFF, FORCED)
+        .check(indexed);
+    assert!(uses_replicas(&mut client, indexed));
+
+    // Whole, under a tag.
+    let mut tagged = cluster.connect(PRIMARY);
+    run(&mut tagged, LISTED);
+    run(
+        &mut tagged,
+        "SET enable_parallel_replicas = 1; SET parallel_replicas.replica_tag = 'amy';
+         SET parallel_replicas.setup_cost = 1e9",
+    );
+    assert!(uses_replicas(
+        &mut tagged,
+        "SELECT c, row_number() OVER (ORDER BY c, i) FROM words WHERE h ? 'k' LIMIT 10"
+    ));
+
+    // What depends on more than its arguments is not shipped, nor is what is not a library's.
+    run(
+        &mut client,
+        "CREATE FUNCTION listed_sql(text) RETURNS bool IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql
+             AS 'BEGIN RETURN length($1) > 3; END';
+         CREATE FUNCTION listed_set(text, text) RETURNS real IMMUTABLE PARALLEL SAFE STRICT LANGUAGE c
+             SET work_mem = '1MB' AS '$libdir/pg_trgm', 'similarity';
+         ALTER EXTENSION pg_trgm ADD FUNCTION listed_sql(text);
+         ALTER EXTENSION pg_trgm ADD FUNCTION listed_set(text, text);
+         RESET parallel_replicas.debug_force",
+    );
+    for (condition, refused) in [
+        ("t % 'abcdef'", "similarity_op"),
+        ("listed_sql(t)", "listed_sql"),
+        ("listed_set(t, 'abcdef') > 0.1", "listed_set"),
+    ] {
+        let query = format!("SELECT count(*) FROM words WHERE {condition}");
+        let reason = reason(&mut client, &query);
+        assert!(reason.contains(refused), "{reason}");
+    }
+    damage_check(&cluster);
+}
+
+/// A plan that was made while the extension was listed does not outlive that.
+#[test]
+fn the_list_is_asked_again_when_a_plan_is_executed() {
+    let cluster = options().start();
+    cluster.register_replicas();
+    let mut client = cluster.connect(PRIMARY);
+    run(&mut client, WORDS);
+    cluster.wait_all_caught_up();
+    run(&mut client, FORCED);
+    run(&mut client, LISTED);
+    run(
+        &mut client,
+        "SET plan_cache_mode = force_generic_plan;
+         PREPARE q AS SELECT count(*) FROM words WHERE similarity(t, 'abcdef') > 0.1",
+    );
+    assert!(uses_replicas(&mut client, "EXECUTE q"));
+    run(&mut client, "RESET parallel_replicas.shippable_extensions");
+    assert!(!uses_replicas(&mut client, "EXECUTE q"));
+    run(&mut client, LISTED);
+    assert!(uses_replicas(&mut client, "EXECUTE q"));
+    damage_check(&cluster);
+}
+
+#[test]
+fn only_superusers_list_extensions() {
+    let cluster = Cluster::builder().start();
+    cluster.psql(PRIMARY, "CREATE ROLE somebody LOGIN");
+    let mut client = cluster.connect_as(PRIMARY, "somebody");
+    let error = client.batch_execute(LISTED).expect_err("it is not allowed");
+    assert_eq!(
+        error.code().map(postgres::error::SqlState::code),
+        Some("42501")
+    );
+}
+
+/// A replica whose library is another build, though its name and the catalog are the same, takes no part.
+#[test]
+fn another_build_of_the_library_is_refused() {
+    let cluster = options().standbys(1).start();
+    cluster.register_replicas();
+    let folders = ["same", "changed"].map(|name| cluster.base().join(name));
+    let library = fs::read(Path::new(&pg_config("--pkglibdir")).join("fuzzystrmatch.so"))
+        .expect("it is installed");
+    put_library(&folders[0], &library);
+    put_library(&folders[1], &with_another_text(library));
+    let set_folder = |node: usize, folder: &Path| {
+        let folder = format!("{}:$libdir", folder.display());
+        cluster.configure(node, "dynamic_library_path", &folder);
+        cluster.reload(node);
+        wait_until(SOON, "the folder is known", || {
+            text(&mut cluster.connect(node), "SHOW dynamic_library_path") == folder
+        });
+    };
+    set_folder(PRIMARY, &folders[0]);
+    set_folder(1, &folders[0]);
+    let query = "SELECT count(*) FROM words WHERE other_distance(t, 'abc') > 30";
+    run(
+        &mut cluster.connect(PRIMARY),
+        "CREATE EXTENSION fuzzystrmatch;
+         CREATE FUNCTION other_distance(text, text) RETURNS int AS 'other', 'levenshtein'
+             LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
+         ALTER EXTENSION fuzzystrmatch ADD FUNCTION other_distance(text, text);
+         CREATE TABLE words AS SELECT i, md5(i::text) AS t FROM generate_series(1, 20000) i",
+    );
+    cluster.wait_all_caught_up();
+    let connect = || {
+        let mut client = cluster.connect(PRIMARY);
+        run(&mut client, FORCED);
+        run(
+            &mut client,
+            "SET parallel_replicas.shippable_extensions = fuzzystrmatch",
+        );
+        client
+    };
+    assert!(uses_replicas(&mut connect(), query));
+
+    // A new session has new links, whose processes load the library anew.
+    set_folder(1, &folders[1]);
+    let mut client = connect();
+    let refused = event(&mut client, "RefusedCount");
+    assert!(!uses_replicas(&mut client, query));
+    assert!(event(&mut client, "RefusedCount") > refused);
+    let why = "extension (the library of extension fuzzystrmatch differs)";
+    assert!(cluster.log(1).contains(why));
+    Differential::new(&mut client)
+        .between(OFF, FORCED)
+        .check(query);
+
+    set_folder(1, &folders[0]);
+    assert!(uses_replicas(&mut connect(), query));
+    damage_check(&cluster);
+}
+
+/// The replica checks for itself what the coordinator says of extensions.
+#[test]
+fn a_replica_does_not_take_an_unlisted_extension() {
+    let mut scene = Scene::start();
+    scene.cluster.psql(
+        PRIMARY,
+        "CREATE EXTENSION fuzzystrmatch; ALTER SYSTEM SET
+             parallel_replicas.shippable_extensions = fuzzystrmatch; SELECT pg_reload_conf()",
+    );
+    let mut client = scene.cluster.connect(PRIMARY);
+    let setting = "SHOW parallel_replicas.shippable_extensions";
+    wait_until(SOON, "the setting is read", || {
+        text(&mut client, setting) == "fuzzystrmatch"
+    });
+    scene.cluster.wait_all_caught_up();
+    let begin = scene.proven(
+        "SELECT id FROM t WHERE levenshtein(name, 'x') >= 0",
+        parallel_replicas_tests::scene::ROWS,
+    );
+    assert_eq!(begin.extensions.len(), 1);
+    scene.refused("plan", &begin, |begin| begin.extensions.clear());
+    scene.refused("plan", &begin, |begin| begin.extensions[0].oid += 1);
+    scene.refused("extension", &begin, |begin| {
+        begin.extensions[0].libraries ^= 1
+    });
+    scene.end();
+}
+
+fn put_library(folder: &Path, library: &[u8]) {
+    fs::create_dir(folder).expect("a folder can be made");
+    fs::write(folder.join("other.so"), library).expect("a file can be written");
+    installation().give_to_server_user(folder);
+    installation().give_to_server_user(&folder.join("other.so"));
+}
+
+/// The same library, but for a letter of a message.
+fn with_another_text(mut library: Vec<u8>) -> Vec<u8> {
+    let message = b"argument exceeds the maximum length";
+    let position = library
+        .windows(message.len())
+        .position(|window| window == message)
+        .expect("the library has this message");
+    library[position] = b'A';
+    library
+}
+
+/// Debian's packages of extensions that watch statements, run jobs, make partitions or count.
+#[test]
+fn extensions_of_packages_do_not_mind() {
+    let libraries = [
+        "pgaudit",
+        "pg_cron",
+        "pg_partman_bgw",
+        "pg_stat_statements",
+        "parallel_replicas",
+    ];
+    let mut reversed = libraries;
+    reversed.reverse();
+    for libraries in [libraries, reversed] {
+        let cluster = options()
+            .preload(false)
+            .setting("shared_preload_libraries", &libraries.join(","))
+            .setting("pgaudit.log", "all")
+            .setting("pgaudit.log_relation", "on")
+            .setting("cron.database_name", "postgres")
+            .setting("pg_partman_bgw.dbname", "postgres")
+            .start();
+        cluster.register_replicas();
+        let mut client = cluster.connect(PRIMARY);
+        for name in ["pgaudit", "pg_cron", "pg_partman", "hll"] {
+            let known =
+                format!("SELECT count(*)::text FROM pg_available_extensions WHERE name = '{name}'");
+            assert_eq!(
+                text(&mut client, &known),
+                "1",
+                "extension {name} is not installed; scripts/setup.sh tests does that"
+            );
+        }
+        run(
+            &mut client,
+            "CREATE EXTENSION pgaudit; CREATE EXTENSION pg_cron; CREATE EXTENSION hll;
+             CREATE EXTENSION pg_stat_statements;
+             CREATE SCHEMA partman; CREATE EXTENSION pg_partman SCHEMA partman;
+             CREATE TABLE public.event (id int NOT NULL, v int) PARTITION BY RANGE (id);
+             SELECT partman.create_parent('public.event', 'id', 'native', '10000');
+             INSERT INTO event SELECT i, i % 7 FROM generate_series(1, 40000) i;
+             SELECT cron.schedule('count', '* * * * *', 'SELECT count(*) FROM event')",
+        );
+        for procedure in [
+            "partition_data_proc('public.event')",
+            "run_maintenance_proc()",
+        ] {
+            run(&mut client, &format!("CALL partman.{procedure}"));
+        }
+        run(&mut client, "ANALYZE event");
+        cluster.wait_all_caught_up();
+        run(&mut client, FORCED);
+        for (query, shipped) in [
+            ("SELECT v, count(*), sum(id) FROM event GROUP BY v", true),
+            (
+                "SELECT id FROM event WHERE v = 3 ORDER BY id LIMIT 10",
+                true,
+            ),
+            // hll's functions are not declared to be parallel safe.
+            (
+                "SELECT v, #hll_add_agg(hll_hash_integer(id)) FROM event GROUP BY v",
+                false,
+            ),
+        ] {
+            Differential::new(&mut client)
+                .between(OFF, FORCED)
+                .check(query);
+            assert_eq!(uses_replicas(&mut client, query), shipped, "{query}");
+        }
+        // The statement is audited here, as it was typed.
+        assert!(cluster.log(PRIMARY).contains("AUDIT: SESSION"));
+        assert!(
+            cluster
+                .log(PRIMARY)
+                .contains("#hll_add_agg(hll_hash_integer(id))")
+        );
+        damage_check(&cluster);
+        for node in cluster.standbys().chain([PRIMARY]) {
+            let log = cluster.log(node);
+            assert!(
+                !log.contains("was terminated by signal") && !log.contains("PANIC"),
+                "{log}"
+            );
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! The shapes that queries have: each gives the rows that it gives without replicas, replicas take part in
+//! it, and EXPLAIN says so; and those in which they cannot say why.
+
+use parallel_replicas_tests::{Cluster, Differential, PRIMARY, damage_check, text};
+use postgres::Client;
+
+/// Everything is shipped, and only replicas read.
+const FORCED: &str =
+    "SET parallel_replicas.debug_force = on; SET parallel_replicas_local_plan = off;
+     SET parallel_replicas.granule_blocks = 4";
+
+const OFF: &str = "SET LOCAL parallel_replicas.debug_force = off";
+
+const TABLES: &str = "
+    CREATE TABLE sale AS SELECT i AS id, i % 50 AS shop, i % 7 AS kind, (i * 37 % 1000)::numeric / 10 AS price
+        FROM generate_series(1, 20000) i;
+    CREATE TABLE shop AS SELECT i AS id, 'shop ' || i AS name, i % 5 AS town FROM generate_series(0, 49) i;
+    CREATE TABLE parted (id int, v int) PARTITION BY RANGE (id);
+    CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (10000);
+    CREATE TABLE parted_2 PARTITION OF parted FOR VALUES FROM (10000) TO (20001);
+    INSERT INTO parted SELECT i, i % 9 FROM generate_series(1, 20000) i;
+    CREATE TABLE base (id int, v int); CREATE TABLE derived (extra int) INHERITS (base);
+    INSERT INTO base SELECT i, i % 4 FROM generate_series(1, 9000) i;
+    INSERT INTO derived SELECT -i, i % 4, 1 FROM generate_series(1, 9000) i;
+    CREATE VIEW dear AS SELECT * FROM sale WHERE price > 50;
+    CREATE VIEW barred WITH (security_barrier) AS SELECT * FROM sale WHERE kind <> 3;
+    CREATE FUNCTION sql_count(int) RETURNS bigint LANGUAGE sql STABLE AS
+        'SELECT count(*) FROM sale WHERE kind = $1 AND price > 10';
+    CREATE FUNCTION sql_rows() RETURNS TABLE (k int, n bigint) LANGUAGE sql VOLATILE AS
+        'SELECT kind, count(*) FROM sale GROUP BY kind';
+    CREATE FUNCTION plpgsql_count(k int) RETURNS bigint LANGUAGE plpgsql STABLE AS
+        'DECLARE n bigint; BEGIN SELECT count(*) INTO n FROM sale WHERE kind = k; RETURN n; END';
+    CREATE FUNCTION plpgsql_rows() RETURNS TABLE (k int, n bigint) LANGUAGE plpgsql STABLE AS
+        'BEGIN RETURN QUERY SELECT kind, count(*) FROM sale GROUP BY kind; END';
+    ANALYZE";
+
+/// In which replicas take part, and EXPLAIN shows it.
+const SHIPPED: [(&str, &str); 27] = [
+    (
+        "GROUPING SETS",
+        "SELECT shop, kind, sum(price) FROM sale GROUP BY GROUPING SETS ((shop), (kind), ())",
+    ),
+    (
+        "ROLLUP",
+        "SELECT shop, kind, count(*) FROM sale GROUP BY ROLLUP (shop, kind)",
+    ),
+    (
+        "CUBE",
+        "SELECT shop, kind, count(*) FROM sale GROUP BY CUBE (shop, kind)",
+    ),
+    (
+        "window over aggregation",
+        "SELECT kind, n, rank() OVER (ORDER BY n DESC, kind) FROM
+            (SELECT kind, count(*) AS n FROM sale WHERE shop < 20 GROUP BY kind) s",
+    ),
+    (
+        "window",
+        "SELECT id, sum(price) OVER (PARTITION BY shop ORDER BY id) FROM sale WHERE kind = 2",
+    ),
+    ("DISTINCT", "SELECT DISTINCT shop, kind FROM sale"),
+    (
+        "count(DISTINCT)",
+        "SELECT count(DISTINCT price), count(*) FROM sale",
+    ),
+    (
+        "top-N",
+        "SELECT id, price FROM sale ORDER BY price DESC, id LIMIT 10",
+    ),
+    (
+        "LIMIT with OFFSET",
+        "SELECT id FROM sale WHERE kind = 1 ORDER BY id LIMIT 5 OFFSET 20",
+    ),
+    (
+        "UNION ALL",
+        "SELECT count(*) FROM (SELECT id FROM sale UNION ALL SELECT id FROM parted) s",
+    ),
+    ("UNION", "SELECT kind FROM sale UNION SELECT v FROM parted"),
+    (
+        "INTERSECT",
+        "SELECT id FROM sale WHERE kind = 1 INTERSECT SELECT id FROM parted WHERE v = 1",
+    ),
+    (
+        "EXCEPT",
+        "SELECT id FROM sale WHERE kind = 1 EXCEPT SELECT id FROM parted WHERE v = 1",
+    ),
+    (
+        "CTE materialised",
+        "WITH c AS MATERIALIZED (SELECT shop, count(*) AS n FROM sale GROUP BY shop)
+         SELECT max(n), min(n) FROM c",
+    ),
+    (
+        "CTE not materialised",
+        "WITH c AS NOT MATERIALIZED (SELECT * FROM sale WHERE kind = 1)
+         SELECT (SELECT count(*) FROM c), (SELECT sum(price) FROM c)",
+    ),
+    (
+        "InitPlan",
+        "SELECT count(*) FROM sale WHERE price > (SELECT avg(price) FROM sale)",
+    ),
+    (
+        "hashed subplan above",
+        "SELECT kind, n FROM (SELECT kind, count(*) AS n FROM sale GROUP BY kind OFFSET 0) s
+         WHERE n NOT IN (SELECT id FROM shop)",
+    ),
+    (
+        "LATERAL",
+        "SELECT s.name, l.n FROM shop s, LATERAL (SELECT s.town + 1 AS n) l, sale
+         WHERE sale.shop = s.id AND sale.kind = 1",
+    ),
+    (
+        "joins",
+        "SELECT s.name, count(*), sum(price) FROM sale LEFT JOIN shop s ON s.id = shop AND town < 3
+         WHERE EXISTS (SELECT FROM parted p WHERE p.id = sale.id AND v = 2) GROUP BY s.name",
+    ),
+    (
+        "anti join",
+        "SELECT count(*) FROM sale WHERE NOT EXISTS (SELECT FROM shop WHERE shop.id = sale.id)",
+    ),
+    (
+        "plan-time pruning",
+        "SELECT v, count(*) FROM parted WHERE id < 5000 GROUP BY v",
+    ),
+    ("partitions", "SELECT v, count(*) FROM parted GROUP BY v"),
+    (
+        "inheritance",
+        "SELECT v, count(*), min(id) FROM base GROUP BY v",
+    ),
+    ("view", "SELECT kind, count(*) FROM dear GROUP BY kind"),
+    (
+        "security-barrier view",
+        "SELECT kind, count(*) FROM barred WHERE price > 20 GROUP BY kind",
+    ),
+    (
+        "FILTER and HAVING",
+        "SELECT shop, count(*) FILTER (WHERE kind = 1) FROM sale GROUP BY shop HAVING max(price) > 90",
+    ),
+    (
+        "correlated subquery above",
+        "SELECT kind, (SELECT name FROM shop WHERE shop.id = s.kind) FROM
+            (SELECT kind FROM sale GROUP BY kind OFFSET 0) s",
+    ),
+];
+
+fn cluster() -> (Cluster, Client) {
+    let cluster = Cluster::builder()
+        .standbys(2)
+        // So that a slow machine does not turn a replica into one that is left out.
+        .setting("parallel_replicas.connect_timeout", "5s")
+        .setting("parallel_replicas.replay_wait_timeout", "30s")
+        .start();
+    cluster.register_replicas();
+    let mut client = cluster.connect(PRIMARY);
+    run(&mut client, TABLES);
+    cluster.wait_all_caught_up();
+    (cluster, client)
+}
+
+#[track_caller]
+fn run(client: &mut Client, script: &str) {
+    client
+        .batch_execute(script)
+        .unwrap_or_else(|error| panic!("{error:?}\n{script}"));
+}
+
+fn used(client: &mut Client) -> u64 {
+    let query = "SELECT value::text FROM parallel_replicas.events WHERE event = 'ParallelReplicasUsedCount'";
+    text(client, query).parse().expect("a number")
+}
+
+#[track_caller]
+fn plan(client: &mut Client, query: &str) -> String {
+    client
+        .query(&format!("EXPLAIN (COSTS OFF) {query}"), &[])
+        .unwrap_or_else(|error| panic!("{error:?}\n{query}"))
+        .iter()
+        .map(|row| row.get::<_, String>(0) + "\n")
+        .collect()
+}
+
+#[test]
+fn replicas_take_part_in_each_shape() {
+    let (cluster, mut client) = cluster();
+    run(&mut client, FORCED);
+    for (shape, query) in SHIPPED {
+        let plan = plan(&mut client, query);
+        assert!(
+            plan.contains("Custom Scan (ParallelReplicas)"),
+            "{shape}\n{plan}"
+        );
+        let before = used(&mut client);
+        Differential::new(&mut client)
+            .between(OFF, FORCED)
+            .check(query);
+        assert!(used(&mut client) > before, "{shape}: no replica took part");
+    }
+    damage_check(&cluster);
+}
+
+#[test]
+fn prepared_statements_and_functions_are_shipped() {
+    let (cluster, mut client) = cluster();
+    run(&mut client, FORCED);
+    run(
+        &mut client,
+        "PREPARE p (int, numeric) AS SELECT kind, count(*) FROM sale
+         WHERE shop = $1 AND price > $2 GROUP BY kind",
+    );
+    for mode in ["force_custom_plan", "force_generic_plan"] {
+        run(&mut client, &format!("SET plan_cache_mode = {mode}"));
+        let plan = plan(&mut client, "EXECUTE p (3, 20)");
+        assert!(plan.contains("Custom Scan (ParallelReplicas)"), "{plan}");
+        // A kept plan goes on without replicas when they are switched off.
+        for query in ["EXECUTE p (3, 20)", "EXECUTE p (4, 50)", "EXECUTE p (5, 1)"] {
+            let before = used(&mut client);
+            Differential::new(&mut client)
+                .between(OFF, FORCED)
+                .check(query);
+            assert!(used(&mut client) > before, "{mode}, {query}");
+        }
+    }
+    run(&mut client, "RESET plan_cache_mode");
+    for query in ["SELECT * FROM sql_rows()", "SELECT * FROM plpgsql_rows()"] {
+        // PL/pgSQL keeps the plan of the first call.
+        run(&mut client, query);
+        let before = used(&mut client);
+        Differential::new(&mut client)
+            .between(OFF, FORCED)
+            .check(query);
+        assert!(used(&mut client) > before, "{query}");
+    }
+    // Where it wants a value, PostgreSQL asks for one row or two, and for no other in parallel.
+    let before = used(&mut client);
+    for query in ["SELECT sql_count(1)", "SELECT plpgsql_count(2)"] {
+        Differential::new(&mut client)
+            .between(OFF, FORCED)
+            .check(query);
+    }
+    assert_eq!(used(&mut client), before);
+    damage_check(&cluster);
+}
+
+/// PostgreSQL does not execute a cursor's query in parallel, because it may stop halfway; and which
+/// partitions a parameter leaves, each process would find out for itself.
+#[test]
+fn cursors_and_run_time_pruning_are_local_and_right() {
+    let (cluster, mut client) = cluster();
+    run(&mut client, FORCED);
+    let before = used(&mut client);
+    run(
+        &mut client,
+        "BEGIN; DECLARE c CURSOR FOR SELECT count(*)::text FROM sale WHERE kind = 1",
+    );
+    let fetched = text(&mut client, "FETCH c");
+    run(&mut client, "COMMIT");
+    assert_eq!(used(&mut client), before);
+    assert_eq!(
+        text(
+            &mut client,
+            "SELECT count(*)::text FROM sale WHERE kind = 1"
+        ),
+        fetched
+    );
+
+    run(
+        &mut client,
+        "SET plan_cache_mode = force_generic_plan;
+         PREPARE pruned (int) AS SELECT v, count(*) FROM parted WHERE id < $1 GROUP BY v",
+    );
+    let plan = plan(&mut client, "EXECUTE pruned (5000)");
+    assert!(plan.contains("Subplans Removed: 1"), "{plan}");
+    let before = used(&mut client);
+    Differential::new(&mut client)
+        .between(OFF, FORCED)
+        .check("EXECUTE pruned (5000)");
+    assert_eq!(used(&mut client), before);
+    damage_check(&cluster);
+}
+
+/// SIREAD locks that a query takes in a serializable transaction.
+fn predicate_locks(client: &mut Client, settings: &str, query: &str) -> String {
+    run(
+        client,
+        &format!("BEGIN ISOLATION LEVEL SERIALIZABLE; {settings}"),
+    );
+    run(client, query);
+    let locks = text(
+        client,
+        "SELECT string_agg(concat_ws(' ', relation::regclass, locktype, page, tuple), ', '
+                 ORDER BY relation::regclass::text, page, tuple)
+         FROM pg_locks WHERE mode = 'SIReadLock' AND relation >= 16384",
+    );
+    run(client, "ROLLBACK");
+    locks
+}
+
+/// A serializable transaction remembers what it has read, whatever the switch says.
+#[test]
+fn predicate_locks_are_those_of_postgresql() {
+    let (cluster, mut client) = cluster();
+    run(
+        &mut client,
+        "CREATE INDEX ON sale (id); ANALYZE sale;
+         SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0;
+         SET parallel_replicas.setup_cost = 0; SET parallel_replicas.tuple_cost = 0",
+    );
+    let queries = [
+        (
+            "SELECT kind, count(*) FROM sale GROUP BY kind",
+            "sale relation",
+        ),
+        ("SELECT * FROM sale WHERE id = 7", "sale_id_idx page"),
+        (
+            "SELECT count(*) FROM sale WHERE id BETWEEN 100 AND 130",
+            "sale_id_idx page",
+        ),
+        (
+            "SELECT count(*) FROM sale JOIN shop ON shop.id = shop WHERE town = 1",
+            "shop relation",
+        ),
+    ];
+    for (query, lock) in queries {
+        let wanted = predicate_locks(
+            &mut client,
+            "SET LOCAL enable_parallel_replicas = off",
+            query,
+        );
+        assert!(wanted.contains(lock), "{wanted}\n{query}");
+        for settings in [
+            "SET LOCAL enable_parallel_replicas = on",
+            "SET LOCAL parallel_replicas.debug_force = on",
+        ] {
+            let before = used(&mut client);
+            assert_eq!(
+                predicate_locks(&mut client, settings, query),
+                wanted,
+                "{settings}\n{query}"
+            );
+            assert_eq!(used(&mut client), before);
+        }
+    }
+    // A plan that was made for replicas, before anybody knew of the isolation level.
+    run(
+        &mut client,
+        "SET enable_parallel_replicas = on; SET plan_cache_mode = force_generic_plan;
+         PREPARE kept AS SELECT kind, count(*) FROM sale GROUP BY kind; EXECUTE kept",
+    );
+    assert!(plan(&mut client, "EXECUTE kept").contains("(ParallelReplicas)"));
+    let before = used(&mut client);
+    assert!(predicate_locks(&mut client, "SELECT 1", "EXECUTE kept").contains("sale relation"));
+    assert_eq!(used(&mut client), before);
+    // Who insists is told.
+    run(
+        &mut client,
+        "BEGIN ISOLATION LEVEL SERIALIZABLE; SET LOCAL enable_parallel_replicas = force",
+    );
+    let error = client
+        .batch_execute(queries[0].0)
+        .expect_err("it is refused");
+    let detail = error.as_db_error().and_then(|error| error.detail());
+    assert!(detail.is_some_and(|detail| detail.starts_with("Reason serializable")));
+    run(&mut client, "ROLLBACK");
+    damage_check(&cluster);
+}
