@@ -146,9 +146,9 @@ pub fn comm_methods() -> &'static ffi::PqCommMethods {
     unsafe { &*ffi::PqCommMethods }
 }
 
-/// CPU time in nanoseconds of the backend with this process id; None if the session's user has no
+/// The backend with this process id and its CPU time in nanoseconds; None if the session's user has no
 /// such backend.
-pub fn cpu_time(process: i32) -> Option<i64> {
+pub fn cpu_time(process: i32) -> Option<(pg_sys::BackendId, i64)> {
     // SAFETY: looks the process up in shared memory under its lock; the entry is only read, and one
     // that was taken over meanwhile still has a valid role. The clock of a process that has ended
     // is an error, not a danger.
@@ -158,17 +158,26 @@ pub fn cpu_time(process: i32) -> Option<i64> {
             return None;
         }
         let mut clock: libc::clockid_t = 0;
-        let mut time = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        if libc::clock_getcpuclockid(process, &mut clock) != 0
-            || libc::clock_gettime(clock, &mut time) != 0
-        {
+        if libc::clock_getcpuclockid(process, &mut clock) != 0 {
             return None;
         }
-        Some(time.tv_sec * 1_000_000_000 + time.tv_nsec)
+        Some(((*proc).backendId, read_clock(clock)?))
     }
+}
+
+/// CPU time of this process in nanoseconds.
+pub fn own_cpu_time() -> i64 {
+    read_clock(libc::CLOCK_PROCESS_CPUTIME_ID).unwrap_or(0)
+}
+
+fn read_clock(clock: libc::clockid_t) -> Option<i64> {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: writes one timespec.
+    let result = unsafe { libc::clock_gettime(clock, &mut time) };
+    (result == 0).then(|| time.tv_sec * 1_000_000_000 + time.tv_nsec)
 }
 
 /// The name that the operating system gives this server.
