@@ -33,6 +33,11 @@ fn count(summary: &Summary) {
         events::add(Event::ReadUnassignedMarks, u64::from(counters.rest));
         events::add(Event::GivenBackMarks, u64::from(counters.given_back));
     }
+    let by_replicas = summary.replicas.iter().map(|replica| {
+        let counters = &replica.counters;
+        u64::from(counters.own) + u64::from(counters.by_hash) + u64::from(counters.rest)
+    });
+    events::add(Event::ReadByReplicasMarks, by_replicas.sum());
     let spent = &summary.spent;
     for (event, nanoseconds) in [
         (Event::CollectingOwnedSegmentsMicroseconds, spent.own),

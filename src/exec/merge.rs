@@ -58,6 +58,7 @@ pub unsafe fn next(node: *mut ParallelReplicasState) -> *mut pg_sys::TupleTableS
         }
         if !is_merging(state) {
             gather_runs(node);
+            check_read(node);
             open_streams(node);
             build_heap(state);
         } else if take_advance(state) {
@@ -181,6 +182,18 @@ unsafe fn gather_runs(node: *mut ParallelReplicasState) {
                 Next::Finished => return,
             }
         }
+    }
+}
+
+/// Everything has been read, and is checked now: who wants the first rows only never gets to the end.
+/// What a worker has read counts as delivered, since its rows are this merge's to take.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn check_read(node: *mut ParallelReplicasState) {
+    // SAFETY: the state is ours.
+    unsafe {
+        let state = &*(*node).state;
+        state.deliver_local(1..1 + state.workers_launched as u16);
+        state.verify();
     }
 }
 

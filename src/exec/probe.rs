@@ -10,6 +10,8 @@ pub struct Probe {
     lease: LeaseId,
     question: CString,
     state: State,
+    /// The answer to the last question, until the server is ready for the next.
+    answer: Option<u64>,
     answered: bool,
     wants_write: bool,
 }
@@ -58,6 +60,7 @@ impl Probe {
             lease: pool::lease_beside(link, limits)?,
             question: CString::new(question).map_err(|error| failed(&error.to_string()))?,
             state: State::Connecting,
+            answer: None,
             answered: false,
             wants_write: true,
         })
@@ -97,15 +100,15 @@ impl Probe {
             return Err(connection.last_words().unwrap_or(lost).into());
         }
         self.wants_write = !connection.flush()?;
-        let mut answer = None;
         loop {
             match connection.next_result() {
                 ResultRead::Nothing => return Ok(None),
-                ResultRead::Result(result) => answer = Some(cpu_time(result)?),
+                ResultRead::Result(result) => self.answer = Some(cpu_time(result)?),
                 ResultRead::Done => break,
             }
         }
         self.state = State::Idle;
+        let answer = self.answer.take();
         self.answered |= answer.is_some();
         answer.map(Some).ok_or_else(|| failed("no answer"))
     }

@@ -146,18 +146,24 @@ pub fn comm_methods() -> &'static ffi::PqCommMethods {
     unsafe { &*ffi::PqCommMethods }
 }
 
-/// CPU time in nanoseconds of the backend with this process id; None if the session's user has no
+/// The backend with this process id and its CPU time in nanoseconds; None if the session's user has no
 /// such backend.
-pub fn cpu_time(process: i32) -> Option<i64> {
+pub fn cpu_time(process: i32) -> Option<(pg_sys::BackendId, i64)> {
     // SAFETY: looks the process up in shared memory under its lock; the entry is only read, and one
     // that was taken over meanwhile still has a valid role.
-    unsafe {
+    let backend = unsafe {
         let proc = pg_sys::BackendPidGetProc(process);
         if proc.is_null() || (*proc).roleId != pg_sys::GetSessionUserId() {
             return None;
         }
-    }
-    cpu_clock(process)
+        (*proc).backendId
+    };
+    Some((backend, cpu_clock(process)?))
+}
+
+/// CPU time of this process in nanoseconds.
+pub fn own_cpu_time() -> i64 {
+    cpu_clock(0).unwrap_or(0)
 }
 
 /// CPU time in nanoseconds of any process of this machine; 0 stands for this one. None if it has gone.

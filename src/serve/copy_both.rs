@@ -10,7 +10,8 @@
 #![allow(ffi_unwind_calls)]
 
 use crate::pg::ffi;
-use crate::pg::proc::comm_methods;
+use crate::pg::proc::{self, comm_methods};
+use crate::shm::running;
 use parallel_replicas_core::frame::{self, ToReplica};
 use pgrx::{PgSqlErrorCode, pg_sys};
 use serde::Serialize;
@@ -57,6 +58,7 @@ fn put(kind: u8, bytes: &[u8]) {
 /// Waits until everything is sent.
 pub fn flush() {
     let methods = comm_methods();
+    let mut waits = false;
     loop {
         // SAFETY: plain calls on the backend's own connection.
         let pending = unsafe {
@@ -66,14 +68,31 @@ pub fn flush() {
             (methods.is_send_pending)()
         };
         if !pending {
-            return;
+            break;
         }
+        begin_to_wait(&mut waits);
         wait(pg_sys::WL_SOCKET_WRITEABLE, -1);
+    }
+    work_again(waits);
+}
+
+/// Whoever asks whether this process works is told how much CPU time it had used until now. After an
+/// error that stands until the next fragment begins.
+fn begin_to_wait(waits: &mut bool) {
+    if !std::mem::replace(waits, true) {
+        running::set_waits_since(proc::own_cpu_time());
+    }
+}
+
+fn work_again(waits: bool) {
+    if waits {
+        running::set_waits_since(0);
     }
 }
 
 /// The next frame; None if `wait` is false and none has come.
 pub fn receive(wait_for_it: bool) -> Option<ToReplica> {
+    let mut waits = false;
     loop {
         pgrx::check_for_interrupts!();
         let mut kind = 0_u8;
@@ -83,13 +102,18 @@ pub fn receive(wait_for_it: bool) -> Option<ToReplica> {
             ffi::pq_getbyte_if_available(&mut kind)
         };
         match got {
-            1 => return Some(body(kind)),
+            1 => {
+                let frame = body(kind);
+                work_again(waits);
+                return Some(frame);
+            }
             0 => {
                 // SAFETY: nothing of the message was read.
                 unsafe { ffi::pq_endmsgread() };
                 if !wait_for_it {
                     return None;
                 }
+                begin_to_wait(&mut waits);
                 wait(pg_sys::WL_SOCKET_READABLE, -1);
             }
             _ => lost(),

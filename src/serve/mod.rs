@@ -73,9 +73,11 @@ pub fn serve(challenge: &[u8], atomic: bool) {
     copy_both::end();
 }
 
-/// CPU time of one of the caller's backends; see `pg::proc`.
+/// CPU time that one of the caller's backends has used for its work; see `pg::proc`. What it uses while
+/// it waits for its coordinator, for timers and signals, is no sign of life.
 pub fn cpu_time(process: i32) -> Option<i64> {
-    crate::pg::proc::cpu_time(process)
+    let (backend, used) = crate::pg::proc::cpu_time(process)?;
+    Some(shm::running::waits_since(backend).unwrap_or(used))
 }
 
 /// Marks this backend as serving until dropped, also by an ERROR on its way through.

@@ -34,6 +34,7 @@ events! {
     ReadAssignedMarks, "Granules that a participant read because it owns them.";
     ReadAssignedForStealingMarks, "Granules that a participant read because the hash made it their stealer.";
     ReadUnassignedMarks, "Granules that a participant read although neither owner nor stealer.";
+    ReadByReplicasMarks, "Of those granules, the ones that replicas read.";
     LostCount, "Links that were lost after they had announced themselves.";
     RetriedMarks, "Granules that a lost link held and somebody else read.";
     GivenBackMarks, "Granules that a participant held and gave back for others to read.";

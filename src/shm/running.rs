@@ -41,6 +41,9 @@ struct Slot {
     /// Granules to be read. Signed, because parts of the sums may come in any order.
     selected: AtomicI64,
     done: AtomicI64,
+    /// Of a fragment that waits for its coordinator: CPU time that the process had used when it began
+    /// to, in nanoseconds; 0: it works.
+    waits_since: AtomicI64,
     about: UnsafeCell<About>,
 }
 
@@ -163,10 +166,28 @@ pub fn take(kind: Kind, about: &About) -> SlotId {
         slot.selected.store(0, Ordering::Relaxed);
         slot.done.store(0, Ordering::Relaxed);
         slot.working.store(0, Ordering::Relaxed);
+        slot.waits_since.store(0, Ordering::Relaxed);
         slot.kind.store(kind as u32, Ordering::Release);
         pg_sys::LWLockRelease(lock);
     }
     id
+}
+
+/// This backend waits for its coordinator from now on, with so much CPU time used, in nanoseconds; 0: it
+/// works again.
+pub fn set_waits_since(cpu_time: i64) {
+    // SAFETY: plain global.
+    let id = SlotId(unsafe { pg_sys::MyBackendId }.max(0) as u32);
+    if let Some(slot) = id.slot() {
+        slot.waits_since.store(cpu_time, Ordering::Relaxed);
+    }
+}
+
+/// CPU time with which that backend began to wait for its coordinator; None if it does not.
+pub fn waits_since(backend: i32) -> Option<i64> {
+    let slot = SlotId(backend.max(0) as u32).slot()?;
+    let since = slot.waits_since.load(Ordering::Relaxed);
+    (since != 0).then_some(since)
 }
 
 /// A process that ends in the middle leaves nothing behind.

@@ -8,6 +8,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
+use std::time::Duration;
 
 use parallel_replicas_core::frame::{self, ToCoordinator, ToReplica};
 
@@ -29,7 +30,12 @@ pub enum Harm {
     Garble,
     /// The server says that it is about to shut down, and closes.
     Error,
+    /// It comes through; what follows it in this direction does so a while later.
+    Pause,
 }
+
+/// Longer than a reader needs to have read everything that has come.
+const PAUSE: Duration = Duration::from_millis(150);
 
 #[derive(Default)]
 struct State {
@@ -219,6 +225,7 @@ impl Pump {
             (b'c', true) => "CopyDone of the replica",
             (b'c', false) => "CopyDone of the coordinator",
             (b'C', true) if exchanging => "CommandComplete",
+            (b'C', true) => "CommandComplete of a question",
             (b'Z', true) if exchanging => "ReadyForQuery",
             _ => "other",
         }
@@ -247,6 +254,11 @@ impl Pump {
             Harm::Stall => {
                 self.swallow();
                 false
+            }
+            Harm::Pause => {
+                let passed = self.to.write_all(&message).is_ok();
+                thread::sleep(PAUSE);
+                passed || self.close()
             }
             Harm::Error => {
                 let fields = b"SFATAL\0VFATAL\0C57P01\0Mterminating connection\0\0";

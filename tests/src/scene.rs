@@ -101,9 +101,17 @@ impl Scene {
         let mut changed = begin.clone();
         change(&mut changed);
         assert_ne!(&changed, begin, "nothing was changed");
+        let before = self.refusals();
         let outcome = rogue.attempt(&self.secret, &changed);
         assert_eq!(outcome.reason(), reason, "{outcome:?}");
         self.nothing_left(&mut rogue);
+        assert_eq!(self.refusals(), before + 1, "lines in the standby's log");
+    }
+
+    /// Refusals that the standby has logged.
+    pub fn refusals(&self) -> usize {
+        let log = self.cluster.log(STANDBY);
+        log.matches("refused to execute a fragment: ").count()
     }
 
     /// The session takes statements, and neither lock nor snapshot is left in it.

@@ -16,7 +16,4 @@ fn queries_are_right_while_replicas_break() {
     assert!(report.is_clean(), "{report:#?}");
     assert!(report.tally.queries > 15, "{report:#?}");
     assert!(report.total() > 10, "{report:#?}");
-    for counter in ["UsedCount", "LostCount"] {
-        assert!(report.counters[counter] > 0, "{report:#?}");
-    }
 }

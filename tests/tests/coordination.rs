@@ -47,6 +47,7 @@ fn a_granule_that_nobody_reads_fails_the_query() {
         ("SELECT count(*) FROM t", false),
         ("SELECT id FROM t", false),
         ("SELECT id FROM t ORDER BY id", true),
+        ("SELECT id FROM t ORDER BY id LIMIT 5", true),
     ] {
         for local in ["on", "off"] {
             client

@@ -1,5 +1,5 @@
-//! Whatever ends a query: within a second no process of it works on a replica, nor holds a lock or
-//! a snapshot there, and the session goes on with its connections or without them.
+//! Whatever ends a query: within a second no process of it works on a replica, nor holds a lock, a
+//! snapshot or a page there, and the session goes on with its connections or without them.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -45,6 +45,7 @@ impl Scene {
                      FROM generate_series(1, {ROWS}) i;
                  CREATE FUNCTION boom(int) RETURNS int LANGUAGE plpgsql PARALLEL RESTRICTED AS
                      $$BEGIN RAISE EXCEPTION 'above the node'; END$$;
+                 CREATE EXTENSION pg_buffercache;
                  ANALYZE t"
             ),
         );
@@ -81,6 +82,14 @@ impl Scene {
         self.observers.iter_mut().map(count).sum()
     }
 
+    /// Pages of the table that somebody on a standby has pinned.
+    fn pinned(&mut self) -> i64 {
+        let query = "SELECT count(*)::text FROM pg_buffercache
+             WHERE relfilenode = pg_relation_filenode('t') AND pinning_backends > 0";
+        let count = |client: &mut Client| -> i64 { text(client, query).parse().unwrap() };
+        self.observers.iter_mut().map(count).sum()
+    }
+
     #[track_caller]
     fn wait_busy(&mut self) {
         wait_until(SOON, "replicas work", || self.busy() >= 2);
@@ -90,7 +99,7 @@ impl Scene {
     #[track_caller]
     fn assert_quiet(&mut self, what: &str, ended: Instant) {
         wait_until(SOON, &format!("replicas stop after {what}"), || {
-            self.busy() == 0
+            self.busy() == 0 && self.pinned() == 0
         });
         let took = ended.elapsed();
         assert!(took <= AT_MOST, "replicas stopped {took:?} after {what}");
@@ -202,6 +211,45 @@ fn a_query_that_needs_no_more_rows_ends_on_replicas() {
     damage_check(&scene.cluster);
 }
 
+/// A client that takes rows by and by. Its query is executed without replicas, or by one as a whole,
+/// which has done with it before the first row is passed on.
+#[test]
+fn nothing_waits_on_replicas_for_a_portal() {
+    let mut scene = Scene::start();
+    let mut client = scene.session();
+    let query = "SELECT id FROM t WHERE length(repeat(pad, 300)) > 0";
+    for (settings, on_replicas) in [
+        ("SET enable_parallel_replicas = 1", false),
+        (
+            "SET enable_parallel_replicas = 1; SET parallel_replicas.setup_cost = 1e9;
+             SET parallel_replicas.replica_tag = 'tag'",
+            true,
+        ),
+    ] {
+        client.batch_execute(settings).unwrap();
+        let before = served(&mut scene);
+        // An SQL cursor.
+        client
+            .batch_execute(&format!("BEGIN; DECLARE c CURSOR FOR {query}"))
+            .unwrap();
+        assert_eq!(client.query("FETCH 3 FROM c", &[]).unwrap().len(), 3);
+        scene.assert_quiet("the first rows of a cursor", Instant::now());
+        client.batch_execute("CLOSE c; COMMIT").unwrap();
+        scene.assert_quiet("the end of a cursor", Instant::now());
+        // A portal of the protocol.
+        let mut transaction = client.transaction().unwrap();
+        let portal = transaction.bind(query, &[]).unwrap();
+        assert_eq!(transaction.query_portal(&portal, 3).unwrap().len(), 3);
+        scene.assert_quiet("the first rows of a portal", Instant::now());
+        drop(portal);
+        transaction.rollback().unwrap();
+        scene.assert_quiet("the end of a portal", Instant::now());
+        assert_eq!(served(&mut scene) > before, on_replicas, "{settings}");
+        assert_usable(&mut client);
+    }
+    damage_check(&scene.cluster);
+}
+
 /// Fragments that were begun on the standbys, whatever became of them.
 fn served(scene: &mut Scene) -> i64 {
     let query = "SELECT sum(value)::text FROM parallel_replicas.events
@@ -238,6 +286,7 @@ fn sessions_do_not_grow() {
         seed: 4,
         queries: 400,
         sessions: 10,
+        growth: true,
     });
     assert_eq!(report.wrong, Vec::<String>::new(), "{report:#?}");
 }

@@ -130,6 +130,7 @@ fn only_who_knows_the_secret_is_heard() {
     let begin = scene.proven("SELECT id FROM t", ROWS);
     let body = frame::encode_body(&begin).unwrap();
     let secret = scene.secret.clone();
+    let before = scene.refusals();
 
     let mut rogue = scene.rogue();
     let outcome = rogue.attempt_with(&body, |_| [7; 32]);
@@ -156,6 +157,9 @@ fn only_who_knows_the_secret_is_heard() {
     let outcome = rogue.attempt_with(&tampered, |nonce| authenticate(&secret, nonce, &body));
     assert_eq!(outcome.reason(), "authentication");
     scene.nothing_left(&mut rogue);
+
+    // Each was logged, and once.
+    assert_eq!(scene.refusals(), before + 4);
 
     // Who may not call the procedure does not get as far as that.
     let mut stranger = Rogue::connect(scene.cluster.port(STANDBY), "stranger", LINK);
@@ -637,13 +641,14 @@ fn ends_in_order(rogue: &mut Rogue) -> bool {
 #[test]
 fn a_message_of_impossible_length_ends_its_own_session_only() {
     let mut scene = Scene::start();
-    for length in [
+    let impossible = [
         MAX_CONTROL_BYTES as u32 + 5,
         i32::MAX as u32,
         u32::MAX,
         0,
         3,
-    ] {
+    ];
+    for length in impossible {
         let mut rogue = scene.rogue();
         rogue.call().unwrap();
         rogue.raw(b"d");
@@ -656,6 +661,9 @@ fn a_message_of_impossible_length_ends_its_own_session_only() {
         gone(&mut scene.observer, rogue.pid);
         scene.server_lives();
     }
+    let log = scene.cluster.log(STANDBY);
+    let logged = log.matches("invalid message length").count();
+    assert_eq!(logged, impossible.len(), "each is logged once");
     // Half a message, and then silence: the session waits, alone, and goes with its client.
     let mut rogue = scene.rogue();
     rogue.call().unwrap();

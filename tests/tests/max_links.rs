@@ -11,6 +11,8 @@ const MOST: i64 = 3;
 const ROWS: i64 = 60_000;
 /// Takes seconds.
 const SLOW: &str = "SELECT sum(length(repeat(pad, 3000)))::text FROM t";
+/// Takes seconds, most of them after everything has been read.
+const SORT: &str = "SELECT i FROM t ORDER BY (repeat('x', 1000) || i) COLLATE \"und-x-icu\"";
 
 fn scene(settings: &[(&str, &str)]) -> Cluster {
     let cluster = Cluster::builder()
@@ -62,6 +64,23 @@ fn links(cluster: &Cluster) -> (i64, i64) {
         sum = (sum.0 + row.get::<_, i64>(0), sum.1 + row.get::<_, i64>(1));
     }
     sum
+}
+
+/// Connections that ask about a silent process.
+fn probes(cluster: &Cluster) -> i64 {
+    let count = |node| -> i64 {
+        let query = "SELECT count(*)::text FROM pg_stat_activity
+             WHERE query LIKE 'SELECT parallel_replicas.cpu_time(%'";
+        text(&mut cluster.connect(node), query).parse().unwrap()
+    };
+    cluster.standbys().map(count).sum()
+}
+
+/// Process of a link that executes a fragment on this standby.
+fn working(cluster: &Cluster, node: usize) -> i32 {
+    let query = "SELECT min(pid)::text FROM pg_stat_activity
+         WHERE query LIKE 'fragment of query %' AND state = 'active'";
+    text(&mut cluster.connect(node), query).parse().unwrap()
 }
 
 fn pid(client: &mut Client) -> i32 {
@@ -144,6 +163,65 @@ fn links_are_bounded_and_released_by_whatever_ends_a_query() {
     running.join().unwrap().1.expect_err("it was killed");
     cluster.wait_ready_again(PRIMARY, before);
     wait_until(SOON, "its links are gone", || links(&cluster).0 == 0);
+    let (_, outcome) = fill(&cluster, session(&cluster)).join().unwrap();
+    outcome.expect("the slow query succeeds");
+    damage_check(&cluster);
+}
+
+/// A silent replica is asked over a connection of its own, which the cap does not count: with all
+/// links in use, a process that works in silence is still told from one that is frozen.
+#[test]
+fn silent_replicas_are_asked_while_all_links_are_in_use() {
+    let cluster = scene(&[
+        ("parallel_replicas.max_links", &MOST.to_string()),
+        ("parallel_replicas.stall_timeout", "1s"),
+    ]);
+    let lost = || cluster.event(PRIMARY, "LostCount");
+
+    // All work in silence: they sort.
+    let mut client = session(&cluster);
+    let running = thread::spawn(move || {
+        client.batch_execute("SET work_mem = '256MB'").unwrap();
+        client.simple_query(SORT).map(|rows| (rows.len(), client))
+    });
+    let (mut most, mut asked) = (0, 0);
+    wait_until(SOON * 2, "the sort ends", || {
+        most = most.max(links(&cluster).0);
+        asked = asked.max(probes(&cluster));
+        running.is_finished()
+    });
+    let (rows, client) = running.join().unwrap().expect("the sort succeeds");
+    assert!(rows as i64 >= ROWS, "{rows} rows");
+    assert_eq!(lost(), 0, "a link was lost that worked");
+    assert!(asked > 0, "nobody was asked");
+    assert!(most <= 2 * MOST, "{most} connections");
+    // None of the connections that asked is kept beside the links that count.
+    wait_until(SOON, "what is not kept is closed", || {
+        links(&cluster).0 <= MOST / 2
+    });
+    drop(client);
+
+    // One is frozen. Nobody else gets a link meanwhile, nor does its query need one.
+    let running = fill(&cluster, session(&cluster));
+    let frozen = working(&cluster, 1);
+    signal(frozen, Signal::STOP);
+    let plan = explain(&mut session(&cluster), "SELECT count(*) FROM t");
+    assert!(
+        plan.contains("all 3 links that parallel_replicas.max_links admits are in use"),
+        "{plan}"
+    );
+    let (client, outcome) = running.join().unwrap();
+    outcome.expect("the query succeeds");
+    signal(frozen, Signal::CONT);
+    assert_eq!(lost(), 1);
+    assert!(
+        cluster.log(PRIMARY).contains("its process does not work"),
+        "it was lost for another reason"
+    );
+    drop(client);
+    wait_until(SOON, "all links are gone", || links(&cluster).0 == 0);
+
+    // Its place was given back, and no other.
     let (_, outcome) = fill(&cluster, session(&cluster)).join().unwrap();
     outcome.expect("the slow query succeeds");
     damage_check(&cluster);

@@ -184,3 +184,51 @@ fn many_groups_need_little_memory() {
     }
     damage_check(&cluster);
 }
+
+/// What a coordinator takes beside its own plan is a matter of its links, not of how many groups come in.
+/// `GROUPS=10000000` gives the figures of docs/failures.md.
+#[test]
+fn a_coordinator_of_many_groups_keeps_to_its_bound() {
+    const WORK_MEM_MB: u64 = 4;
+    /// Two replicas, two links each: rows that wait, rows that are ready, a frame.
+    const BOUND_MB: u64 = 4 * (WORK_MEM_MB + 1 + 1);
+    /// What malloc keeps and the catalog's caches take.
+    const SLACK_MB: u64 = 16;
+    let groups: u64 = std::env::var("GROUPS").map_or(1_000_000, |text| text.parse().unwrap());
+    let cluster = scene();
+    cluster.psql(
+        PRIMARY,
+        &format!("CREATE TABLE g AS SELECT i AS k FROM generate_series(1, {groups}) i; ANALYZE g"),
+    );
+    cluster.wait_all_caught_up();
+    let query = "SELECT count(*)::text FROM (
+         SELECT k, count(*) AS n, sum(k) FROM g GROUP BY k OFFSET 0) s WHERE n = 1";
+    for hashed in ["on", "off"] {
+        let mut most = Vec::new();
+        for replicas in [0, 2] {
+            let mut client = forced(&cluster);
+            client
+                .batch_execute(&format!(
+                    "SET enable_parallel_replicas = {replicas}; SET enable_hashagg = {hashed}"
+                ))
+                .unwrap();
+            let before = cluster.event(PRIMARY, "RowsReceived");
+            let watcher = Watcher::start(pid(&mut client));
+            assert_eq!(text(&mut client, query), groups.to_string());
+            most.push(watcher.end());
+            let received = cluster.event(PRIMARY, "RowsReceived") - before;
+            assert_eq!(received >= groups, replicas == 2, "{received} rows came");
+        }
+        println!(
+            "hashed {hashed}: {} MB alone, {} MB over replicas",
+            most[0], most[1]
+        );
+        assert!(
+            most[1] <= most[0] + BOUND_MB + SLACK_MB,
+            "hashed {hashed}: {} MB alone, {} MB over replicas",
+            most[0],
+            most[1]
+        );
+    }
+    damage_check(&cluster);
+}

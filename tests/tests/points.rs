@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::thread;
 
 use parallel_replicas_tests::system::installation;
 use parallel_replicas_tests::{Cluster, PRIMARY, Rows, SOON, damage_check, text, wait_until};
@@ -10,6 +11,11 @@ use postgres::Client;
 
 const STREAMING: &str = "SELECT id, pad FROM t WHERE length(repeat(pad, 200)) > 0";
 const PARTIAL: &str = "SELECT v, count(*), sum(length(repeat(pad, 200))) FROM t GROUP BY v";
+
+/// Of a session whose queries are left to the replica as long as it is there.
+const SETTINGS: &str = "SET parallel_replicas.debug_force = on;
+     SET parallel_replicas_local_plan = off;
+     SET client_min_messages = error; SET statement_timeout = '60s'";
 
 /// What a process on the replica passes, in order.
 const ON_THE_REPLICA: &[&str] = &[
@@ -87,13 +93,23 @@ impl Scene {
     /// A session whose queries are left to the replica as long as it is there.
     fn session(&self) -> Client {
         let mut client = self.cluster.connect(PRIMARY);
+        client.batch_execute(SETTINGS).unwrap();
         client
-            .batch_execute(
-                "SET parallel_replicas.debug_force = on; SET parallel_replicas_local_plan = off;
-                 SET client_min_messages = error; SET statement_timeout = '60s'",
-            )
-            .unwrap();
-        client
+    }
+
+    /// SQLSTATE with which such a session ends together with its query. Through psql: the other client
+    /// forgets the error if the end of the connection comes with it.
+    fn last_words(&self, query: &str) -> Option<String> {
+        let script = format!("\\set VERBOSITY sqlstate\n{SETTINGS};\n{query};\n");
+        let output = self.cluster.psql_output(PRIMARY, &["-q"], &script);
+        let said = String::from_utf8_lossy(&output.stderr);
+        let (_, state) = said.split_once("FATAL:  ")?;
+        Some(
+            state
+                .chars()
+                .take_while(char::is_ascii_alphanumeric)
+                .collect(),
+        )
     }
 
     #[track_caller]
@@ -159,31 +175,35 @@ fn a_coordinator_that_fails_at_any_place_leaves_nothing_on_replicas() {
             let ready = scene.cluster.times_ready(PRIMARY);
             let mut client = scene.session();
             let token = client.cancel_token();
-            let waits = action == "cancel";
-            scene.arm(PRIMARY, point, if waits { "wait" } else { action });
-            let running = std::thread::spawn(move || {
-                let outcome = Rows::fetch(&mut client, STREAMING);
-                (outcome, client)
+            scene.arm(
+                PRIMARY,
+                point,
+                if action == "cancel" { "wait" } else { action },
+            );
+            let state = thread::scope(|scope| {
+                let running = scope.spawn(|| match action {
+                    "fatal" => scene.last_words(STREAMING),
+                    _ => {
+                        let error = Rows::fetch(&mut client, STREAMING).expect_err(&what);
+                        error.code().map(|code| code.code().to_owned())
+                    }
+                });
+                wait_until(SOON, &format!("{what}: the point is reached"), || {
+                    scene.is_reached(PRIMARY, point)
+                });
+                if action == "cancel" {
+                    token.cancel_query(postgres::NoTls).unwrap();
+                }
+                running.join().unwrap()
             });
-            wait_until(SOON, &format!("{what}: the point is reached"), || {
-                scene.is_reached(PRIMARY, point)
-            });
-            if waits {
-                token.cancel_query(postgres::NoTls).unwrap();
-            }
-            let (outcome, mut client) = running.join().unwrap();
-            let error = outcome.expect_err(&what);
-            let state = error.code().map(|code| code.code().to_owned());
             match action {
-                "error" => assert_eq!(state.as_deref(), Some("58030"), "{what}"),
+                "error" | "fatal" => assert_eq!(state.as_deref(), Some("58030"), "{what}"),
                 "cancel" => assert_eq!(state.as_deref(), Some("57014"), "{what}"),
                 _ => {}
             }
             scene.disarm(PRIMARY, point);
             if action == "crash" {
                 scene.cluster.wait_ready_again(PRIMARY, ready);
-            }
-            if action == "crash" || action == "fatal" {
                 client = scene.session();
             }
             scene.wait_quiet(&what);

@@ -179,3 +179,66 @@ fn harm_all(states: &[State]) {
     }
     damage_check(&scene.cluster);
 }
+
+/// A task never arrives, because a network has swallowed it. The process that waits for it goes on waking
+/// up, and uses CPU time for that: here for logging its memory contexts. That is no work.
+#[test]
+fn a_process_that_only_wakes_up_does_not_pass_for_one_that_works() {
+    let mut scene = scene();
+    let mut alone = scene.cluster.connect(PRIMARY);
+    let expected = Rows::fetch(&mut alone, STREAMING).unwrap();
+    let mut client = session(&scene.cluster);
+    scene.proxy.arm("Task", Stall);
+    let started = Instant::now();
+    let running = std::thread::spawn(move || Rows::fetch(&mut client, STREAMING));
+    let mut woken = 0;
+    wait_until(SOON, "the query goes on without the replica", || {
+        let wake = "SELECT count(pg_log_backend_memory_contexts(pid))::text FROM pg_stat_activity
+             WHERE query LIKE 'fragment of query %'";
+        woken += text(&mut scene.observer, wake).parse::<u32>().unwrap();
+        running.is_finished()
+    });
+    let rows = running.join().unwrap().expect("the query succeeds");
+    assert_eq!(expected.difference(&rows, false), None);
+    assert_eq!(scene.proxy.hits(), 1, "nothing was hit");
+    assert!(woken > 10, "woken {woken} times");
+    assert!(
+        started.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        started.elapsed()
+    );
+    assert!(
+        scene
+            .cluster
+            .log(PRIMARY)
+            .contains("its process does not work"),
+        "it was lost for another reason"
+    );
+    scene.proxy.reset();
+    damage_check(&scene.cluster);
+}
+
+/// The answer about a silent process comes in two pieces: it is an answer nevertheless.
+#[test]
+fn an_answer_in_pieces_is_an_answer() {
+    // The replica works on the inner side for a second or more before it joins the first row.
+    const SILENT: &str = "SELECT count(*), sum(t.id) FROM t JOIN small ON t.v = small.v
+         WHERE length(repeat(small.pad, 100000)) > 0";
+    let scene = scene();
+    scene.cluster.psql(
+        PRIMARY,
+        "CREATE TABLE small AS SELECT i % 10 AS v, repeat('x', 100) AS pad
+             FROM generate_series(1, 60) i;
+         ANALYZE small",
+    );
+    scene.cluster.wait_all_caught_up();
+    let mut alone = scene.cluster.connect(PRIMARY);
+    let expected = Rows::fetch(&mut alone, SILENT).unwrap();
+    let mut client = session(&scene.cluster);
+    scene.proxy.arm("CommandComplete of a question", Pause);
+    let rows = Rows::fetch(&mut client, SILENT).expect("the query succeeds");
+    assert_eq!(expected.difference(&rows, false), None);
+    assert_eq!(scene.proxy.hits(), 1, "nobody was asked");
+    assert_eq!(scene.cluster.event(PRIMARY, "LostCount"), 0);
+    damage_check(&scene.cluster);
+}

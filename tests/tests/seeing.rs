@@ -342,6 +342,7 @@ fn counters_can_be_reset(client: &mut Client) {
         "ProcessingPartsMicroseconds",
         "QueryCount",
         "ReadAssignedMarks",
+        "ReadByReplicasMarks",
         "RowsReceived",
         "UsedCount",
     ] {

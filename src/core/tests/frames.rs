@@ -1,57 +1,11 @@
-//! Whatever bytes the other end sends: an error at the worst, and no more memory than was sent.
+//! Whatever bytes the other end sends: an error at the worst.
 
-use parallel_replicas_core::frame::{
-    self, FragmentReport, Refusal, TaskReport, ToCoordinator, ToReplica, decode, encode, next_row,
-};
+mod samples;
+
+use parallel_replicas_core::frame::{self, ToCoordinator, ToReplica, decode, next_row};
 use parallel_replicas_core::plan_text;
 use proptest::prelude::*;
-
-/// Frames of each kind, with something in every field that has a length.
-fn frames() -> Vec<Vec<u8>> {
-    let to_replica = [
-        ToReplica::Begin {
-            mac: [7; 32],
-            body: vec![1; 300],
-        },
-        ToReplica::Task {
-            scan: 1,
-            id: 2,
-            start_block: 3,
-            blocks: 4,
-            cached_blocks: 5,
-        },
-        ToReplica::Shrink {
-            scan: 1,
-            id: 2,
-            keep_until_block: 3,
-        },
-        ToReplica::Finish { scan: 9 },
-        ToReplica::Stop,
-    ];
-    let to_coordinator = [
-        ToCoordinator::Refused(Refusal {
-            reason: "reason".to_owned(),
-            detail: "detail ".repeat(20),
-        }),
-        ToCoordinator::TaskDone(TaskReport {
-            scan: 1,
-            id: 2,
-            blocks: 3,
-        }),
-        ToCoordinator::Used { cpu_us: 1 << 40 },
-        ToCoordinator::FragmentDone(Box::new(FragmentReport {
-            unneeded: vec![1, 2, 3],
-            instrumentation: vec![(4, vec![5; 60])],
-            buffer_usage: vec![6; 80],
-            ..FragmentReport::default()
-        })),
-    ];
-    let first = to_replica.iter().map(encode);
-    first
-        .chain(to_coordinator.iter().map(encode))
-        .map(|frame| frame.expect("it can be encoded"))
-        .collect()
-}
+use samples::{begin, frames};
 
 /// Decoding as either side does it.
 fn decode_both(bytes: &[u8]) {
@@ -89,6 +43,21 @@ proptest! {
     }
 
     #[test]
+    fn a_damaged_begin_is_refused(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let mut body = frame::encode_body(&begin()).expect("it can be encoded");
+        for (at, value) in changes {
+            let at = at.index(body.len());
+            body[at] = value;
+        }
+        let _ = frame::decode_body::<frame::Begin>(&body);
+        body.truncate(cut.index(body.len() + 1));
+        let _ = frame::decode_body::<frame::Begin>(&body);
+    }
+
+    #[test]
     fn rows_of_noise_end(mut bytes in prop::collection::vec(any::<u8>(), 8..400)) {
         bytes[0] = frame::ROWS_TAG;
         let mut offset = frame::FRAME_HEADER_BYTES;
@@ -104,13 +73,13 @@ proptest! {
     }
 }
 
-/// A length prefix is a claim: room is made for what is there.
+/// What is damaged above is whole before.
 #[test]
-fn a_huge_length_takes_no_memory() {
-    let mut bytes = vec![frame::CONTROL_TAG, 0, 0, 0, 0, 0, 0, 0];
-    // Variant 0, Begin: a code, and a body of 2^60 bytes.
-    bytes.push(0);
-    bytes.extend_from_slice(&[7; 32]);
-    bytes.extend_from_slice(&[0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x10]);
-    assert!(decode::<ToReplica>(&bytes).is_err());
+fn samples_are_whole() {
+    for frame in frames() {
+        let whole = decode::<ToReplica>(&frame).is_ok() || decode::<ToCoordinator>(&frame).is_ok();
+        assert!(whole, "{frame:?}");
+    }
+    let body = frame::encode_body(&begin()).expect("it can be encoded");
+    assert_eq!(frame::decode_body(&body), Ok(begin()));
 }

@@ -3,7 +3,7 @@
 //! `SESSIONS`, 2 when it is not set; `MINUTES`, 60 when it is not set, after which no new fault comes.
 //!
 //! `make soak`: queries that end early. Environment: `SEED`; `QUERIES`, 10000 when it is not set;
-//! `SESSIONS`, 100 when it is not set.
+//! `SESSIONS`, 100 when it is not set; `GROWTH=0`: sessions may grow.
 //!
 //! Prints what happened; exit status 1 if anything was wrong.
 
@@ -35,6 +35,7 @@ fn soak() -> ExitCode {
         seed: seed(),
         queries: number("QUERIES").unwrap_or(10_000) as usize,
         sessions: number("SESSIONS").unwrap_or(100) as usize,
+        growth: number("GROWTH") != Some(0),
     };
     let start = Instant::now();
     let report = endurance::run(plan);
@@ -43,6 +44,10 @@ fn soak() -> ExitCode {
     println!(
         "| executions with the error that was expected | {} |",
         report.failed
+    );
+    println!(
+        "| granules that the replica read | {} of {} |",
+        report.by_replicas, report.granules
     );
     println!("| seconds | {} |", start.elapsed().as_secs());
     println!("\n| session | after a tenth | at the end |\n|---|---|---|");
@@ -90,6 +95,7 @@ fn chaos() -> ExitCode {
         .iter()
         .chain(&report.tally.failed)
         .chain(&report.leaks)
+        .chain(&report.unproven)
     {
         println!("\n{text}");
     }

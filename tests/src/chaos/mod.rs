@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 
-use crate::cluster::{Cluster, Options, PRIMARY, text};
+use crate::cluster::{Cluster, Options, PRIMARY};
 use crate::damage::damage_check;
 use crate::writers::{WriterTable, Writers};
 use fault::{Scene, Trouble};
@@ -48,6 +48,8 @@ pub struct Report {
     pub counters: BTreeMap<String, u64>,
     /// Anything that is left behind.
     pub leaks: Vec<String>,
+    /// What did not happen, without which the answers prove nothing.
+    pub unproven: Vec<String>,
 }
 
 impl Report {
@@ -56,9 +58,29 @@ impl Report {
         self.events.values().sum()
     }
 
-    /// Nothing went wrong.
+    /// Nothing went wrong, and replicas took part.
     pub fn is_clean(&self) -> bool {
-        self.tally.wrong.is_empty() && self.tally.failed.is_empty() && self.leaks.is_empty()
+        self.tally.wrong.is_empty()
+            && self.tally.failed.is_empty()
+            && self.leaks.is_empty()
+            && self.unproven.is_empty()
+    }
+
+    /// Answers that this server gave alone would be right whatever replicas did.
+    fn prove(&mut self) {
+        let counted = |name: &str| self.counters[name];
+        let queries = self.tally.queries;
+        let used = counted("UsedCount");
+        if queries == 0 || used * 2 < queries {
+            self.unproven.push(format!(
+                "replicas contributed {used} times to {queries} queries"
+            ));
+        }
+        for name in ["ReadByReplicasMarks", "LostCount", "RetriedMarks"] {
+            if counted(name) == 0 {
+                self.unproven.push(format!("{name} is 0"));
+            }
+        }
     }
 }
 
@@ -120,10 +142,26 @@ pub fn run(plan: Plan, mut progress: impl FnMut(usize, &Report)) -> Report {
     report.tally = load.stop();
     leaks::grown(&report.tally.footprints, &mut report.leaks);
     report.counters = counters(&scene.cluster);
+    report.prove();
     scene.cluster.wait_all_caught_up();
     leaks::left_behind(&scene.cluster, &mut report.leaks);
+    if !report.is_clean() {
+        keep_logs(&scene.cluster);
+    }
     damage_check(&scene.cluster);
     report
+}
+
+/// Copies the servers' logs to where they outlive the cluster.
+fn keep_logs(cluster: &Cluster) {
+    for node in std::iter::once(PRIMARY).chain(cluster.standbys()) {
+        let name = format!("chaos-{}-{}.log", std::process::id(), cluster.name(node));
+        let path = std::env::temp_dir().join(name);
+        match std::fs::write(&path, cluster.log(node)) {
+            Ok(()) => eprintln!("--- a server's log is kept in {}", path.display()),
+            Err(error) => eprintln!("--- a server's log is lost: {error}"),
+        }
+    }
 }
 
 fn prepare(cluster: &Cluster) -> WriterTable {
@@ -139,23 +177,20 @@ fn prepare(cluster: &Cluster) -> WriterTable {
 }
 
 fn counters(cluster: &Cluster) -> BTreeMap<String, u64> {
-    let mut client = cluster.connect(PRIMARY);
     [
         "QueryCount",
         "UsedCount",
         "UnavailableCount",
         "RefusedCount",
+        "ReadAssignedMarks",
+        "ReadAssignedForStealingMarks",
+        "ReadUnassignedMarks",
+        "ReadByReplicasMarks",
         "LostCount",
         "RetriedMarks",
+        "GivenBackMarks",
     ]
     .into_iter()
-    .map(|name| {
-        let query = format!(
-            "SELECT value::text FROM parallel_replicas.events
-             WHERE event = 'ParallelReplicas{name}'"
-        );
-        let value = text(&mut client, &query).parse().expect("a number");
-        (String::from(name), value)
-    })
+    .map(|name| (String::from(name), cluster.event(PRIMARY, name)))
     .collect()
 }

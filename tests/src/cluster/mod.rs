@@ -373,6 +373,17 @@ impl Cluster {
         }
     }
 
+    /// The extension's counter `ParallelReplicas{name}` on that server.
+    #[track_caller]
+    pub fn event(&self, node: usize, name: &str) -> u64 {
+        let query = format!(
+            "SELECT value::text FROM parallel_replicas.events
+             WHERE event = 'ParallelReplicas{name}'"
+        );
+        let value = text(&mut self.connect(node), &query);
+        value.parse().expect("a counter is a number")
+    }
+
     /// Creates the extension and registers every standby as a replica, then waits until the
     /// standbys know it too.
     #[track_caller]
