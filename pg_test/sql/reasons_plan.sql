@@ -149,6 +149,26 @@ SELECT count(*) FROM one_table WHERE own_function(i) > 500;
 SELECT count(*) FROM one_table WHERE to_tsvector('simple', t) @@ 'x7'::tsquery;
 SELECT count(*) FROM one_table WHERE pg_relation_size('one_table'::regclass, CASE WHEN i > 0 THEN 'main' END) > 0;
 
+-- function: those that conversions call, of a cast to JSON and of a domain's constraint
+CREATE TYPE own_enum AS ENUM ('a');
+CREATE FUNCTION own_json(own_enum) RETURNS json LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+    AS $$BEGIN RETURN '1'; END$$;
+CREATE CAST (own_enum AS json) WITH FUNCTION own_json(own_enum);
+CREATE DOMAIN own_domain AS integer CHECK (own_function(value) > 0);
+CREATE TABLE typed AS SELECT 'a'::own_enum AS e, '{1}'::text AS t FROM generate_series(1, 1000);
+ANALYZE typed;
+SET enable_parallel_replicas = 1;
+SELECT count(*) FROM typed WHERE to_json(e)::text > '';
+SELECT count(*) FROM typed WHERE cardinality(t::own_domain[]) > 0;
+SET enable_parallel_replicas = 2;
+SELECT count(*) FROM typed WHERE to_json(e)::text > '';
+SELECT count(*) FROM typed WHERE cardinality(t::own_domain[]) > 0;
+SET client_min_messages = warning;
+DROP TABLE typed;
+DROP TYPE own_enum CASCADE;
+DROP DOMAIN own_domain;
+RESET client_min_messages;
+
 -- record_output
 SET enable_parallel_replicas = 1;
 SELECT (ROW(i, t)).* FROM one_table WHERE i = 5;

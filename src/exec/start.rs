@@ -168,8 +168,10 @@ unsafe fn local_workers_without_replicas(state: &State, estate: *const pg_sys::E
     unsafe { queue::workers_without_replicas(estate, wanted, links) }
 }
 
-/// A granule is one process's work, and the replicas and the leader are there anyhow: more workers than there
-/// are granules beyond theirs would be started for nothing, which costs a small query more than all the rest.
+/// A granule is one process's work, and links work anyhow: workers for granules that these have would be started
+/// for nothing, which costs a small query more than all the rest. A single granule needs none either.
+///
+/// Links may fail to come, so that at most as many granules are left to them as there would be workers.
 fn useful_workers(state: &State) -> i32 {
     // SAFETY: the fragment's scans, whose relations are open.
     let granules = state
@@ -177,9 +179,12 @@ fn useful_workers(state: &State) -> i32 {
         .iter()
         .map(|scan| u64::from(unsafe { granule_scan::granules(*scan) }));
     let private = &state.private;
-    let others = 1 + private.replicas.len() as u64 * u64::from(private.links_per_replica);
-    let useful = granules.sum::<u64>().saturating_sub(others);
-    i32::try_from(useful).unwrap_or(i32::MAX)
+    let links = private.replicas.len() as u64 * u64::from(private.links_per_replica);
+    let left_to_links = links.min(private.local_workers.max(0).unsigned_abs().into());
+    match granules.sum::<u64>().saturating_sub(left_to_links) {
+        0 | 1 => 0,
+        several => i32::try_from(several).unwrap_or(i32::MAX),
+    }
 }
 
 fn participants(state: &State) -> Participants {

@@ -5,7 +5,8 @@
 //! that has loaded the same build.
 
 use pgrx::pg_sys;
-use std::collections::BTreeSet;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_void};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -38,6 +39,11 @@ unsafe fn library_of(function: u32) -> Option<u64> {
         libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast());
         search.found
     }
+}
+
+thread_local! {
+    /// By where the library was loaded: PostgreSQL unloads none.
+    static KNOWN: RefCell<BTreeMap<usize, u64>> = const { RefCell::new(BTreeMap::new()) };
 }
 
 struct Search {
@@ -74,13 +80,23 @@ unsafe extern "C" fn visit(
         if *info.dlpi_name == 0 {
             return 1;
         }
+        search.found = KNOWN.with_borrow(|known| known.get(&base).copied());
+        if search.found.is_some() {
+            return 1;
+        }
         let mut bytes = Vec::new();
         for header in loaded().filter(|header| header.p_flags & libc::PF_W == 0) {
+            // Some systems have code that can be executed and not read.
+            if header.p_flags & libc::PF_R == 0 {
+                return 1;
+            }
             let start = (base + header.p_vaddr as usize) as *const u8;
             let segment = std::slice::from_raw_parts(start, header.p_filesz as usize);
             bytes.extend(xxh3_64(segment).to_le_bytes());
         }
-        search.found = Some(xxh3_64(&bytes));
+        let found = xxh3_64(&bytes);
+        KNOWN.with_borrow_mut(|known| known.insert(base, found));
+        search.found = Some(found);
         1
     }
 }

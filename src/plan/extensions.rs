@@ -15,16 +15,16 @@ use std::collections::{BTreeMap, BTreeSet};
 const INTERNAL: u32 = 12;
 const C: u32 = 13;
 
-/// pg_aggregate.h: aggtransfn, aggfinalfn, aggcombinefn, aggserialfn and aggdeserialfn, none of which is
-/// ever null.
-const AGGREGATE_PARTS: [i16; 5] = [4, 5, 6, 7, 8];
+/// pg_aggregate.h: aggtransfn, aggfinalfn, aggcombinefn, aggserialfn, aggdeserialfn, and for frames of
+/// windows aggmtransfn, aggminvtransfn and aggmfinalfn, none of which is ever null.
+const AGGREGATE_PARTS: [i16; 8] = [4, 5, 6, 7, 8, 9, 10, 11];
 
 /// Which extensions a fragment may use, and what it uses of them.
 #[derive(Debug, Default)]
 pub struct Extensions {
     /// Those that the coordinator names; None: those of the setting.
     listed: Option<Vec<u32>>,
-    /// Functions in C, by extension.
+    /// Functions in C, by extension; of some there are none, only functions of the server's.
     pub used: BTreeMap<u32, BTreeSet<u32>>,
 }
 
@@ -51,11 +51,11 @@ impl Extensions {
         }
     }
 
-    /// The extension of an object, if it may be used.
+    /// The extension of an object, if it may be used. It is, then.
     ///
     /// # Safety
     /// In a transaction.
-    unsafe fn of(&self, class: pg_sys::Oid, object: pg_sys::Oid) -> Option<u32> {
+    unsafe fn of(&mut self, class: pg_sys::Oid, object: pg_sys::Oid) -> Option<u32> {
         if self.allow_none() {
             return None;
         }
@@ -67,7 +67,11 @@ impl Extensions {
                 // SAFETY: as above.
                 None => unsafe { is_allowed(extension) },
             };
-        allowed.then_some(extension)
+        if !allowed {
+            return None;
+        }
+        self.used.entry(extension).or_default();
+        Some(extension)
     }
 }
 
@@ -91,8 +95,8 @@ pub unsafe fn name(extension: u32) -> String {
     }
 }
 
-/// May this function of an extension be called? Immutable, in C or built into the server; an aggregate, if
-/// all its parts may.
+/// May this function of an extension be called? Immutable, safe in parallel workers, in C or built into the
+/// server; an aggregate, if all its parts may.
 ///
 /// # Safety
 /// In a transaction.
@@ -125,7 +129,7 @@ pub unsafe fn function(oid: pg_sys::Oid, findings: &mut Findings) -> bool {
 struct Facts {
     kind: u8,
     language: u32,
-    /// Immutable, and executed by its caller's rights and settings.
+    /// Immutable, the same in every process, and executed by its caller's rights and settings.
     plain: bool,
 }
 
@@ -151,7 +155,10 @@ impl Facts {
             let facts = Facts {
                 kind: row.prokind as u8,
                 language: row.prolang.to_u32(),
-                plain: row.provolatile as u8 == b'i' && !row.prosecdef && without_settings,
+                plain: row.provolatile as u8 == b'i'
+                    && row.proparallel as u8 == b's'
+                    && !row.prosecdef
+                    && without_settings,
             };
             pg_sys::ReleaseSysCache(tuple);
             Some(facts)
@@ -197,14 +204,20 @@ pub unsafe fn base_type(oid: pg_sys::Oid, findings: &mut Findings) -> Option<Res
         findings.extensions.of(pg_sys::TypeRelationId, oid)?;
         let entry = &*pg_sys::lookup_type_cache(oid, wanted as i32);
         let equal = entry.eq_opr;
-        let others = [entry.cmp_proc, entry.hash_proc, entry.hash_extended_proc];
+        let [compare, hash, hash_extended] =
+            [entry.cmp_proc, entry.hash_proc, entry.hash_extended_proc];
         let equal = match equal {
             pg_sys::InvalidOid => pg_sys::InvalidOid,
             operator => pg_sys::get_opcode(operator),
         };
-        others.into_iter().chain([equal])
+        let (mut input, mut output) = (pg_sys::InvalidOid, pg_sys::InvalidOid);
+        let (mut parameter, mut is_varlena) = (pg_sys::InvalidOid, false);
+        pg_sys::getTypeInputInfo(oid, &mut input, &mut parameter);
+        pg_sys::getTypeOutputInfo(oid, &mut output, &mut is_varlena);
+        [compare, hash, hash_extended, equal, input, output]
     };
     let result = functions
+        .into_iter()
         .filter(|function| *function != pg_sys::InvalidOid)
         // SAFETY: as above.
         .try_for_each(|function| unsafe { shippable::function(function, findings) });

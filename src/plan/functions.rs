@@ -93,6 +93,10 @@ const STABLE_FROM_SETTINGS: &[&str] = &[
     "to_timestamp",
 ];
 
+/// Input functions that read whatever type their second argument names. A conversion calls them for a type
+/// that has been looked at.
+const INPUT_OF_ANY_TYPE: &[&str] = &["array_in", "multirange_in", "range_in"];
+
 /// Declared immutable, but dependent on files or libraries that may differ between servers.
 const SERVER_SPECIFIC: &[&str] = &[
     "json_to_tsvector",
@@ -140,6 +144,10 @@ pub fn is_of_the_session(name: &str) -> bool {
 
 pub fn is_stable_from_settings(name: &str) -> bool {
     STABLE_FROM_SETTINGS.binary_search(&name).is_ok()
+}
+
+pub fn is_input_of_any_type(name: &str) -> bool {
+    INPUT_OF_ANY_TYPE.contains(&name)
 }
 
 pub fn is_server_specific(name: &str) -> bool {

@@ -648,14 +648,21 @@ unsafe fn argument_types(node: *mut pg_sys::Node, findings: &mut Findings) -> Re
     // SAFETY: tags tell types; the operator expressions have one layout.
     unsafe {
         let arguments = match (*node).type_ {
-            NodeTag::T_FuncExpr => (*node.cast::<pg_sys::FuncExpr>()).args,
+            NodeTag::T_FuncExpr => {
+                let call = node.cast::<pg_sys::FuncExpr>();
+                let name = function_name((*call).funcid);
+                if functions::is_input_of_any_type(&name) {
+                    return Err(Refused::new(Reason::Function, name));
+                }
+                (*call).args
+            }
             NodeTag::T_OpExpr | NodeTag::T_DistinctExpr | NodeTag::T_NullIfExpr => {
                 (*node.cast::<pg_sys::OpExpr>()).args
             }
             NodeTag::T_ScalarArrayOpExpr => (*node.cast::<pg_sys::ScalarArrayOpExpr>()).args,
             NodeTag::T_CoerceViaIO => {
                 let coercion = node.cast::<pg_sys::CoerceViaIO>();
-                types::check((*coercion).resulttype, findings)?;
+                types::check_made((*coercion).resulttype, findings)?;
                 return types::check(pg_sys::exprType((*coercion).arg.cast()), findings);
             }
             NodeTag::T_RowCompareExpr => (*node.cast::<pg_sys::RowCompareExpr>()).largs,

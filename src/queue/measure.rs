@@ -113,8 +113,8 @@ pub fn look_at_cluster_if_due() {
     let mut sum = NOTHING;
     for state in choice::live_replicas() {
         sum.servers += 1;
-        sum.cores += state.cores;
-        sum.memory += state.load.memory_limit;
+        sum.cores = sum.cores.saturating_add(state.cores);
+        sum.memory = sum.memory.saturating_add(state.load.memory_limit);
     }
     REPLICAS.set((now, sum));
 }

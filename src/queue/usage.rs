@@ -50,9 +50,10 @@ impl View<'_> {
     /// Adds CPU time to a statement, and to its group.
     fn add_cpu(&mut self, entry: usize, cpu_us: u64) {
         let group = self.queue.entries[entry].group.checked_sub(1);
-        self.details[entry].cpu_us += cpu_us;
+        let details = &mut self.details[entry];
+        details.cpu_us = details.cpu_us.saturating_add(cpu_us);
         if let Some(details) = group.and_then(|group| self.group_details.get_mut(group as usize)) {
-            details.cpu_us += cpu_us;
+            details.cpu_us = details.cpu_us.saturating_add(cpu_us);
         }
     }
 

@@ -168,10 +168,16 @@ fn with_settings(begin: &Begin, nest: &guc::Nest, replay_wait_us: u64) -> Result
     guards::time_zone(begin)?;
     guards::lock_relations(begin)?;
     let (mut user, mut context) = (pg_sys::InvalidOid, 0);
+    // Nothing in a fragment may change roles. The allow-list has nothing that does; should it miss something,
+    // the link's account, which is the session's user here, is still out of its reach.
+    let restricted = pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION;
     // SAFETY: reads and sets this backend's user; an ERROR restores it with the transaction.
     unsafe {
         pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
-        pg_sys::SetUserIdAndSecContext(pg_sys::Oid::from(begin.user), begin.security_context);
+        pg_sys::SetUserIdAndSecContext(
+            pg_sys::Oid::from(begin.user),
+            begin.security_context | restricted as i32,
+        );
     }
     let result = as_user(begin, replay_wait_us);
     // SAFETY: as above.
@@ -524,7 +530,14 @@ fn send_rows(all: bool) {
         session.sent_bytes += frames.iter().map(|rows| rows.len() as u64).sum::<u64>();
         frames
     });
+    let mut put = 0;
     for mut rows in frames {
+        // PostgreSQL's send buffer grows to whatever is put into it, and never shrinks.
+        if put > SEND_BYTES {
+            copy_both::flush();
+            put = 0;
+        }
+        put += rows.len();
         copy_both::send_bytes(&rows);
         rows.clear();
         SESSION.with_borrow_mut(|session| {

@@ -75,30 +75,22 @@ fn helped(cluster: &Cluster) -> Client {
     client
 }
 
-fn event(cluster: &Cluster, name: &str) -> u64 {
-    event_on(cluster, PRIMARY, name)
-}
-
-fn event_on(cluster: &Cluster, node: usize, name: &str) -> u64 {
-    let query = format!(
-        "SELECT value::text FROM parallel_replicas.events WHERE event = 'ParallelReplicas{name}'"
-    );
-    text(&mut cluster.connect(node), &query).parse().unwrap()
-}
-
 /// Fragments that a standby has executed.
 fn served(cluster: &Cluster, node: usize) -> u64 {
-    event_on(cluster, node, "ServedCount")
+    cluster.event(node, "ServedCount")
 }
 
 /// The count of `t`, found by replicas.
 #[track_caller]
 fn count_by_replicas(cluster: &Cluster, client: &mut Client) -> i64 {
-    let before = event(cluster, "UsedCount");
+    let before = cluster.event(PRIMARY, "UsedCount");
     let count = text(client, "SELECT count(*)::text FROM t")
         .parse()
         .unwrap();
-    assert!(event(cluster, "UsedCount") > before, "no replica was used");
+    assert!(
+        cluster.event(PRIMARY, "UsedCount") > before,
+        "no replica was used"
+    );
     count
 }
 
@@ -232,12 +224,12 @@ fn a_transaction_that_has_written_reads_alone() {
         .unwrap();
     reader.batch_execute(insert).unwrap();
     cluster.psql(PRIMARY, "INSERT INTO other VALUES (1)");
-    let before = event(&cluster, "UsedCount");
+    let before = cluster.event(PRIMARY, "UsedCount");
     assert_eq!(
         text(&mut reader, "SELECT count(*)::text FROM t"),
         (ROWS + 1000).to_string()
     );
-    assert_eq!(event(&cluster, "UsedCount"), before);
+    assert_eq!(cluster.event(PRIMARY, "UsedCount"), before);
     reader
         .batch_execute("COMMIT; SET enable_parallel_replicas = 2")
         .unwrap();
@@ -491,7 +483,7 @@ fn a_cancelled_replica_process_costs_the_query_nothing() {
         assert_ne!(signalled, "0", "nothing was left to signal");
         assert_slow_answer(query);
         assert!(
-            event(&cluster, "LostCount") > 0,
+            cluster.event(PRIMARY, "LostCount") > 0,
             "no link was lost by {function}"
         );
         damage_check(&cluster);
@@ -550,7 +542,7 @@ fn a_replica_that_dies_costs_the_query_nothing() {
     cluster.serving(1);
     cluster.kill_9(1);
     assert_slow_answer(query);
-    assert!(event(&cluster, "LostCount") > 0, "no link was lost");
+    assert!(cluster.event(PRIMARY, "LostCount") > 0, "no link was lost");
     cluster.start(1);
     damage_check(&cluster);
 
@@ -569,7 +561,7 @@ fn a_replica_that_freezes_costs_the_query_nothing_but_time() {
     cluster.serving(1);
     cluster.sigstop(1);
     assert_slow_answer(query);
-    assert!(event(&cluster, "LostCount") > 0, "no link was lost");
+    assert!(cluster.event(PRIMARY, "LostCount") > 0, "no link was lost");
     cluster.sigcont(1);
     damage_check(&cluster);
 }
@@ -669,10 +661,10 @@ fn a_table_that_changes_between_planning_and_execution_is_read_as_it_is() {
             cluster.psql(PRIMARY, "CREATE INDEX t_v ON t(v)");
         }
         cluster.psql(PRIMARY, change);
-        let before = event(&cluster, "QueryCount");
+        let before = cluster.event(PRIMARY, "QueryCount");
         assert_eq!(count(&mut reader), expected.to_string(), "after {change}");
         assert!(
-            expected == 0 || event(&cluster, "QueryCount") > before,
+            expected == 0 || cluster.event(PRIMARY, "QueryCount") > before,
             "replicas were not asked after {change}"
         );
     }

@@ -166,6 +166,58 @@ fn functions_of_listed_extensions_are_shipped() {
         let reason = reason(&mut client, &query);
         assert!(reason.contains(refused), "{reason}");
     }
+    // Whole queries may have more in them, by the same rules.
+    run(
+        &mut client,
+        "CREATE FUNCTION restricted(text, text) RETURNS real IMMUTABLE PARALLEL RESTRICTED STRICT LANGUAGE c
+             AS '$libdir/pg_trgm', 'similarity';
+         CREATE FUNCTION moved(int, int) RETURNS int IMMUTABLE PARALLEL SAFE STRICT LANGUAGE plpgsql
+             AS 'BEGIN RETURN $1 + $2; END';
+         CREATE FUNCTION moved_back(int, int) RETURNS int IMMUTABLE PARALLEL SAFE STRICT LANGUAGE plpgsql
+             AS 'BEGIN RETURN $1 - $2; END';
+         CREATE AGGREGATE moving(int) (sfunc = int4pl, stype = int, msfunc = moved, minvfunc = moved_back,
+             mstype = int, initcond = 0, minitcond = 0, parallel = safe);
+         CREATE AGGREGATE standing(int) (sfunc = int4pl, stype = int, initcond = 0, parallel = safe);
+         ALTER EXTENSION pg_trgm ADD FUNCTION restricted(text, text);
+         ALTER EXTENSION pg_trgm ADD AGGREGATE moving(int);
+         ALTER EXTENSION pg_trgm ADD AGGREGATE standing(int)",
+    );
+    cluster.wait_all_caught_up();
+    for (expression, shipped) in [
+        ("standing(i) OVER pairs", true),
+        ("moving(i) OVER pairs", false),
+        ("restricted(t, 'a')", false),
+    ] {
+        let query = format!(
+            "SELECT {expression} FROM words
+             WINDOW pairs AS (ORDER BY i ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) LIMIT 10"
+        );
+        assert_eq!(uses_replicas(&mut tagged, &query), shipped, "{expression}");
+    }
+    damage_check(&cluster);
+}
+
+/// A function of the server's, that an extension has given a name: no library is compared.
+#[test]
+fn what_is_of_the_server_alone_needs_no_library() {
+    let cluster = options().start();
+    cluster.register_replicas();
+    let mut client = cluster.connect(PRIMARY);
+    run(&mut client, WORDS);
+    run(
+        &mut client,
+        "CREATE FUNCTION negated(int) RETURNS int IMMUTABLE PARALLEL SAFE STRICT LANGUAGE internal
+             AS 'int4um';
+         ALTER EXTENSION citext ADD FUNCTION negated(int)",
+    );
+    cluster.wait_all_caught_up();
+    run(&mut client, FORCED);
+    run(&mut client, LISTED);
+    let query = "SELECT count(*) FROM words WHERE negated(i) < -5";
+    assert!(uses_replicas(&mut client, query));
+    Differential::new(&mut client)
+        .between(OFF, FORCED)
+        .check(query);
     damage_check(&cluster);
 }
 

@@ -50,13 +50,6 @@ fn forced(cluster: &Cluster, stall_timeout: &str) -> Client {
     client
 }
 
-fn event(cluster: &Cluster, name: &str) -> u64 {
-    let query = format!(
-        "SELECT value::text FROM parallel_replicas.events WHERE event = 'ParallelReplicas{name}'"
-    );
-    text(&mut cluster.connect(PRIMARY), &query).parse().unwrap()
-}
-
 struct Running {
     expected: Rows,
     query: JoinHandle<Result<Rows, Error>>,
@@ -83,7 +76,7 @@ impl Running {
 fn wait_all_read(cluster: &Cluster, running: &Running) {
     let (mut last, mut looks) = (0, 0);
     wait_until(SOON, "all tasks are done", || {
-        let now = event(cluster, "HandleRequestMicroseconds");
+        let now = cluster.event(PRIMARY, "HandleRequestMicroseconds");
         looks = if now == last && now > 0 { looks + 1 } else { 0 };
         last = now;
         looks >= 20 || running.query.is_finished()
@@ -100,7 +93,7 @@ fn a_replica_that_freezes_after_its_last_task_costs_the_query_nothing_but_time()
     cluster.sigstop(1);
     running.assert_right(true);
     cluster.sigcont(1);
-    assert!(event(&cluster, "LostCount") > 0, "no link was lost");
+    assert!(cluster.event(PRIMARY, "LostCount") > 0, "no link was lost");
     assert!(
         cluster.log(PRIMARY).contains("its server does not answer"),
         "it was lost for another reason"
@@ -117,7 +110,7 @@ fn a_process_that_freezes_after_its_last_task_costs_the_query_nothing_but_time()
     signal(process, Signal::STOP);
     running.assert_right(true);
     signal(process, Signal::CONT);
-    assert_eq!(event(&cluster, "LostCount"), 1);
+    assert_eq!(cluster.event(PRIMARY, "LostCount"), 1);
     assert!(
         cluster.log(PRIMARY).contains("its process does not work"),
         "it was lost for another reason"
@@ -133,7 +126,7 @@ fn a_process_that_freezes_before_its_first_row_costs_the_query_nothing_but_time(
     signal(process, Signal::STOP);
     running.assert_right(false);
     signal(process, Signal::CONT);
-    assert_eq!(event(&cluster, "LostCount"), 1);
+    assert_eq!(cluster.event(PRIMARY, "LostCount"), 1);
     damage_check(&cluster);
 }
 
@@ -144,7 +137,7 @@ fn a_replica_that_works_in_silence_is_waited_for() {
         let running = Running::start(&cluster, forced(&cluster, "300ms"), query);
         cluster.serving(1);
         running.assert_right(ordered);
-        assert_eq!(event(&cluster, "LostCount"), 0, "{query}");
+        assert_eq!(cluster.event(PRIMARY, "LostCount"), 0, "{query}");
         damage_check(&cluster);
     }
 }
@@ -164,7 +157,7 @@ fn a_probe_that_is_closed_while_idle_is_made_anew() {
     });
     assert!(!running.query.is_finished(), "the query was over too soon");
     running.assert_right(true);
-    assert_eq!(event(&cluster, "LostCount"), 0);
+    assert_eq!(cluster.event(PRIMARY, "LostCount"), 0);
     damage_check(&cluster);
 }
 
@@ -183,7 +176,7 @@ fn a_replica_without_room_for_a_probe_is_waited_for() {
     cluster.serving(1);
     cluster.psql(PRIMARY, "ALTER ROLE l CONNECTION LIMIT 0");
     running.assert_right(true);
-    assert_eq!(event(&cluster, "LostCount"), 0);
+    assert_eq!(cluster.event(PRIMARY, "LostCount"), 0);
     assert!(
         cluster.log(1).contains("too many connections for role"),
         "no probe was refused"

@@ -155,7 +155,7 @@ fn of_replicas(sheet: &mut Sheet) {
         (
             "no replica can be reached, and this server was not to read itself",
             "SET cluster_for_parallel_replicas = 'broken'; SET parallel_replicas_local_plan = off;
-             SET parallel_replicas.debug_force = on; SELECT count(*) FROM t;",
+             SET enable_parallel_replicas = force; DO 'BEGIN PERFORM count(*) FROM t; END';",
         ),
         (
             "the same under force",

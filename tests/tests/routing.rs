@@ -49,17 +49,6 @@ fn tagged(cluster: &Cluster) -> Client {
     client
 }
 
-fn event_on(cluster: &Cluster, node: usize, name: &str) -> u64 {
-    let query = format!(
-        "SELECT value::text FROM parallel_replicas.events WHERE event = 'ParallelReplicas{name}'"
-    );
-    text(&mut cluster.connect(node), &query).parse().unwrap()
-}
-
-fn event(cluster: &Cluster, name: &str) -> u64 {
-    event_on(cluster, PRIMARY, name)
-}
-
 /// The node that the tag leads to.
 fn place(cluster: &Cluster, client: &mut Client) -> usize {
     let name = text(
@@ -128,11 +117,11 @@ fn whole_queries_are_executed_by_the_tags_replica() {
     let mut client = tagged(&cluster);
     let node = place(&cluster, &mut client);
     for query in WHOLE {
-        let before = event(&cluster, "WholeQueryCount");
+        let before = cluster.event(PRIMARY, "WholeQueryCount");
         Differential::new(&mut client)
             .between(ALONE, "SET LOCAL enable_parallel_replicas = 1")
             .check(query);
-        let sent = event(&cluster, "WholeQueryCount") - before;
+        let sent = cluster.event(PRIMARY, "WholeQueryCount") - before;
         assert_eq!(sent, 1, "not sent whole: {query}");
         let plan = explain(&mut client, "ANALYZE, COSTS OFF, TIMING OFF", query);
         assert!(
@@ -144,10 +133,10 @@ fn whole_queries_are_executed_by_the_tags_replica() {
         }
     }
     for other in cluster.standbys().filter(|other| *other != node) {
-        assert_eq!(event_on(&cluster, other, "ServedCount"), 0);
+        assert_eq!(cluster.event(other, "ServedCount"), 0);
     }
-    assert_eq!(event(&cluster, "LostCount"), 0);
-    assert_eq!(event(&cluster, "LocalFallbackCount"), 0);
+    assert_eq!(cluster.event(PRIMARY, "LostCount"), 0);
+    assert_eq!(cluster.event(PRIMARY, "LocalFallbackCount"), 0);
     for standby in cluster.standbys() {
         let log = cluster.log(standby);
         assert!(!log.contains(" leak"), "{log}");
@@ -232,7 +221,7 @@ fn what_is_not_sent_has_a_reason() {
         let plan = explain_json(&mut client, query);
         assert!(!plan.contains("Parallel Replicas"), "{plan}");
     }
-    let sent = |cluster: &Cluster| event(cluster, "WholeQueryCount");
+    let sent = |cluster: &Cluster| cluster.event(PRIMARY, "WholeQueryCount");
     let before = sent(&cluster);
     // A transaction that has written sees its own rows.
     let mut transaction = client.transaction().unwrap();
@@ -352,13 +341,13 @@ fn the_replica_executes_in_the_sessions_terms() {
             "SELECT a.name || b.name FROM item a, item b WHERE b.id < 3 ORDER BY 1",
         ),
     ] {
-        let before = event(&cluster, "WholeQueryCount");
+        let before = cluster.event(PRIMARY, "WholeQueryCount");
         let rows = Differential::new(&mut client)
             .before(settings)
             .between(ALONE, "SET LOCAL enable_parallel_replicas = 1")
             .check(query);
         assert_eq!(
-            event(&cluster, "WholeQueryCount") - before,
+            cluster.event(PRIMARY, "WholeQueryCount") - before,
             1,
             "{settings}: {query}"
         );
@@ -372,13 +361,13 @@ fn the_replica_executes_in_the_sessions_terms() {
         .before("SET LOCAL ROLE reader")
         .between(ALONE, "SET LOCAL enable_parallel_replicas = 1")
         .check_same_error("SELECT id FROM item");
-    let before = event(&cluster, "LostCount");
+    let before = cluster.event(PRIMARY, "LostCount");
     let message = Differential::new(&mut client)
         .between(ALONE, "SET LOCAL enable_parallel_replicas = 1")
         .check_same_error("SELECT 10 / (id - 7) FROM item WHERE id < 9");
     assert_eq!(message, "division by zero");
     assert_eq!(
-        event(&cluster, "LostCount") - before,
+        cluster.event(PRIMARY, "LostCount") - before,
         1,
         "the replica met it first"
     );
@@ -414,9 +403,9 @@ fn the_replica_executes_in_the_sessions_terms() {
         "DO 'BEGIN ASSERT number() = 5000; END'",
         "DO 'BEGIN ASSERT first() = 1; END'",
     ] {
-        let before = event(&cluster, "WholeQueryCount");
+        let before = cluster.event(PRIMARY, "WholeQueryCount");
         client.batch_execute(statement).unwrap();
-        let sent = event(&cluster, "WholeQueryCount") - before;
+        let sent = cluster.event(PRIMARY, "WholeQueryCount") - before;
         assert_eq!(sent, 1, "{statement}");
     }
     // But not those of functions that a query calls, for each row.
@@ -429,9 +418,9 @@ fn the_replica_executes_in_the_sessions_terms() {
         "DO 'BEGIN ASSERT number() = 5000; END'",
         "SELECT sum(number() + first()) = 50010 FROM generate_series(1, 10)",
     ] {
-        let before = event(&cluster, "WholeQueryCount");
+        let before = cluster.event(PRIMARY, "WholeQueryCount");
         client.batch_execute(calls).unwrap();
-        let sent = event(&cluster, "WholeQueryCount") - before;
+        let sent = cluster.event(PRIMARY, "WholeQueryCount") - before;
         assert!(
             sent <= 1 && (sent == 0 || calls.starts_with("DO")),
             "{sent}: {calls}"
@@ -444,7 +433,7 @@ fn the_replica_executes_in_the_sessions_terms() {
 /// A client that takes its rows in portions, and does other things meanwhile, gets those of the time
 /// when it began.
 fn in_portions(cluster: &Cluster, client: &mut Client) {
-    let before = event(cluster, "WholeQueryCount");
+    let before = cluster.event(PRIMARY, "WholeQueryCount");
     let mut transaction = client.transaction().unwrap();
     let statement = transaction
         .prepare("SELECT id FROM item ORDER BY id")
@@ -469,7 +458,7 @@ fn in_portions(cluster: &Cluster, client: &mut Client) {
     }
     assert_eq!(ids, (1..=5000).collect::<Vec<i32>>());
     transaction.rollback().unwrap();
-    assert_eq!(event(cluster, "WholeQueryCount") - before, 1);
+    assert_eq!(cluster.event(PRIMARY, "WholeQueryCount") - before, 1);
 }
 
 fn errors_and_slowdowns(client: &mut Client) -> String {
@@ -536,7 +525,7 @@ fn a_replica_that_is_lost_costs_the_query_nothing_but_time() {
             let usable = "SELECT usable::text FROM parallel_replicas.replicas";
             text(&mut client, usable) == "true"
         });
-        let lost = event(&cluster, "LostCount");
+        let lost = cluster.event(PRIMARY, "LostCount");
         let query = thread::spawn(move || Rows::fetch(&mut client, SLOW));
         let process = cluster.serving(1);
         match way {
@@ -556,7 +545,7 @@ fn a_replica_that_is_lost_costs_the_query_nothing_but_time() {
             // It was still a standby when it took the snapshot, and has had its rows from then.
             continue;
         }
-        assert_eq!(event(&cluster, "LostCount") - lost, 1, "{way}");
+        assert_eq!(cluster.event(PRIMARY, "LostCount") - lost, 1, "{way}");
         cluster.wait_streaming(1);
         cluster.wait_caught_up(1);
         damage_check(&cluster);
@@ -608,12 +597,12 @@ fn a_link_that_breaks_between_rows_gives_no_row_twice() {
             },
         ] {
             let mut client = session();
-            let before = event(&cluster, "LostCount");
+            let before = cluster.event(PRIMARY, "LostCount");
             proxy.set(fault);
             let rows = Rows::fetch(&mut client, query).unwrap();
             proxy.set(Fault::None);
             assert_eq!(expected.difference(&rows, true), None, "{fault:?}");
-            lost += event(&cluster, "LostCount") - before;
+            lost += cluster.event(PRIMARY, "LostCount") - before;
         }
     }
     assert!(lost >= 10, "only {lost} links were lost in mid-query");
@@ -637,12 +626,12 @@ fn a_replica_that_is_late_is_counted_as_slow() {
     assert_eq!(errors_and_slowdowns(&mut client), "0 0");
     cluster.pause_replay(1);
     for late in 1..=4 {
-        let before = event(&cluster, "RefusedCount");
+        let before = cluster.event(PRIMARY, "RefusedCount");
         client
             .batch_execute(&format!("INSERT INTO kind VALUES ({}, 'late')", 100 + late))
             .unwrap();
         assert_eq!(text(&mut client, query), (13 + late).to_string());
-        assert_eq!(event(&cluster, "RefusedCount") - before, 1);
+        assert_eq!(cluster.event(PRIMARY, "RefusedCount") - before, 1);
         assert_eq!(errors_and_slowdowns(&mut client), format!("0 {late}"));
     }
     let recovery = "SELECT (estimated_recovery_time > 3600)::text FROM parallel_replicas.replicas";
@@ -672,10 +661,14 @@ fn a_replica_that_is_late_is_counted_as_slow() {
             .all(|count| ["0 5", "0 2", "0 1", "0 0"].contains(&count.as_str())),
         "{seen:?}"
     );
-    let served = event_on(&cluster, 1, "ServedCount");
+    let served = cluster.event(1, "ServedCount");
+    // Whole again, so by one process.
+    client
+        .batch_execute("RESET parallel_replicas.debug_force; RESET parallel_replicas_local_plan")
+        .unwrap();
     client.batch_execute(TAGGED).unwrap();
     assert_eq!(text(&mut client, query), "18");
-    assert_eq!(event_on(&cluster, 1, "ServedCount") - served, 1);
+    assert_eq!(cluster.event(1, "ServedCount") - served, 1);
     damage_check(&cluster);
 }
 
@@ -727,7 +720,7 @@ fn a_coordinator_that_does_not_read_holds_up_nobody() {
     signal(coordinator, Signal::CONT);
     let expected: i64 = (1..=200_000).filter(|i| i % 7 != 0).sum();
     assert_eq!(query.join().unwrap(), expected);
-    assert_eq!(event(&cluster, "WholeQueryCount"), 1);
+    assert_eq!(cluster.event(PRIMARY, "WholeQueryCount"), 1);
     damage_check(&cluster);
 }
 
@@ -745,18 +738,18 @@ fn a_dead_replicas_tags_move_on() {
         place(&cluster, &mut client) != node
     });
     let next = place(&cluster, &mut client);
-    let before = event_on(&cluster, next, "ServedCount");
+    let before = cluster.event(next, "ServedCount");
     for _ in 0..10 {
         assert_eq!(text(&mut client, query), "13");
     }
-    assert_eq!(event_on(&cluster, next, "ServedCount") - before, 10);
+    assert_eq!(cluster.event(next, "ServedCount") - before, 10);
     cluster.start(node);
     wait_until(SOON, "the tag leads back", || {
         place(&cluster, &mut client) == node
     });
-    let before = event_on(&cluster, node, "ServedCount");
+    let before = cluster.event(node, "ServedCount");
     assert_eq!(text(&mut client, query), "13");
-    assert_eq!(event_on(&cluster, node, "ServedCount") - before, 1);
+    assert_eq!(cluster.event(node, "ServedCount") - before, 1);
     // Cancelled and timed out while the replica works.
     client
         .batch_execute("SET statement_timeout = '700ms'")

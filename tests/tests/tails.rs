@@ -63,13 +63,6 @@ fn sum_after(text: &str, word: &str) -> u64 {
     numbers.sum()
 }
 
-fn event(cluster: &Cluster, name: &str) -> u64 {
-    let query = format!(
-        "SELECT value::text FROM parallel_replicas.events WHERE event = 'ParallelReplicas{name}'"
-    );
-    text(&mut cluster.connect(PRIMARY), &query).parse().unwrap()
-}
-
 /// One process stands still until all others have nothing left to do. What it has not begun they
 /// do, and the query does not wait for it to do so.
 #[test]
@@ -100,7 +93,7 @@ fn a_link_gives_back_what_others_can_do_sooner() {
             process != "0"
         });
         let process = process.parse().expect("a process id");
-        let requests = || event(&cluster, "HandleRequestMicroseconds");
+        let requests = || cluster.event(PRIMARY, "HandleRequestMicroseconds");
         let at_start = requests();
         wait_until(SOON, "tasks are handed out", || requests() > at_start);
         signal(process, Signal::STOP);
@@ -115,7 +108,7 @@ fn a_link_gives_back_what_others_can_do_sooner() {
         signal(process, Signal::CONT);
         let (plan, mut client) = running.join().unwrap();
         assert!(sum_after(&plan, "given back=") > 0, "{plan}");
-        assert_eq!(event(&cluster, "LostCount"), 0);
+        assert_eq!(cluster.event(PRIMARY, "LostCount"), 0);
         let expected = Rows::fetch(&mut cluster.connect(PRIMARY), query).unwrap();
         let rows = Rows::fetch(&mut client, query).unwrap();
         assert_eq!(expected.difference(&rows, ordered), None);
@@ -354,7 +347,7 @@ fn a_scan_that_a_join_does_not_need_is_left() {
                 let expected = Rows::fetch(&mut alone, &query).unwrap();
                 let rows = Rows::fetch(&mut client, &query).unwrap();
                 assert_eq!(expected.difference(&rows, false), None, "{query}");
-                assert_eq!(event(&cluster, "LostCount"), 0, "{query}");
+                assert_eq!(cluster.event(PRIMARY, "LostCount"), 0, "{query}");
             }
         }
     }

@@ -410,9 +410,6 @@ impl Link {
         let frame: ToCoordinator = frame::decode(&message)
             .map_err(|error| protocol(&format!("replica sent a damaged frame: {error}")))?;
         let started = now_micros();
-        if let ToCoordinator::Used { cpu_us } = &frame {
-            queue::links_used(*cpu_us);
-        }
         // What a frame says is looked at before the machine takes it for what it claims to be.
         match (self.machine.phase(), &frame) {
             (Phase::Greeting, ToCoordinator::Hello(hello)) => self.judge(hello, shared)?,
@@ -456,6 +453,10 @@ impl Link {
             }
             (Action::HangUp, _) => {
                 connection.put_copy_end()?;
+                Ok(())
+            }
+            (_, ToCoordinator::Used { cpu_us }) if self.machine.phase() == Phase::Working => {
+                queue::links_used(cpu_us);
                 Ok(())
             }
             _ => Ok(()),
