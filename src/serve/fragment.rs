@@ -5,6 +5,7 @@
 
 #![allow(ffi_unwind_calls)]
 
+use super::counted::{bytes_of, instrumentation, jit_usage};
 use super::{copy_both, guards, pins, spent};
 use crate::exec::granule_scan::{self, Boundary, GranuleScanState, LinkTask};
 use crate::exec::parallel_replicas::collect_scans;
@@ -22,7 +23,7 @@ use parallel_replicas_core::plan_text;
 use pgrx::pg_sys;
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::ffi::{CString, c_void};
+use std::ffi::CString;
 use std::mem::offset_of;
 
 /// Bytes of rows that are kept until no page of the scan is pinned, which is a few pages later. Only
@@ -760,51 +761,4 @@ fn boundary(scan: u32, next_block: u32, at_granule: bool) -> Boundary {
             Boundary::GoOn
         }
     })
-}
-
-/// What the nodes below counted, by plan node id.
-///
-/// # Safety
-/// `root` is a valid plan state.
-unsafe fn instrumentation(root: *mut pg_sys::PlanState) -> Vec<(i32, Vec<u8>)> {
-    #[pgrx::pg_guard]
-    unsafe extern "C-unwind" fn walker(ps: *mut pg_sys::PlanState, context: *mut c_void) -> bool {
-        if ps.is_null() {
-            return false;
-        }
-        // SAFETY: `context` is the vector below; the walker only visits valid states.
-        unsafe {
-            let instrument = (*ps).instrument;
-            if !instrument.is_null() {
-                pg_sys::InstrEndLoop(instrument);
-                (*context.cast::<Vec<(i32, Vec<u8>)>>())
-                    .push(((*(*ps).plan).plan_node_id, bytes_of(&*instrument)));
-            }
-            ffi::guarded::planstate_tree_walker(ps, Some(walker), context)
-        }
-    }
-    let mut found: Vec<(i32, Vec<u8>)> = Vec::new();
-    // SAFETY: as the caller says.
-    unsafe { walker(root, (&raw mut found).cast()) };
-    found
-}
-
-/// What JIT compilation cost, if anybody wants to know.
-///
-/// # Safety
-/// `query` has been executed.
-unsafe fn jit_usage(query: *mut pg_sys::QueryDesc, instrument: i32) -> Vec<u8> {
-    // SAFETY: as the caller says.
-    unsafe {
-        let jit = (*(*query).estate).es_jit;
-        if jit.is_null() || instrument == 0 {
-            return Vec::new();
-        }
-        bytes_of(&(*jit).instr)
-    }
-}
-
-fn bytes_of<T>(value: &T) -> Vec<u8> {
-    // SAFETY: the bytes of a C struct; padding is copied as it is and never interpreted.
-    unsafe { std::slice::from_raw_parts((&raw const *value).cast::<u8>(), size_of::<T>()) }.to_vec()
 }

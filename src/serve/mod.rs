@@ -8,6 +8,7 @@
 //! standby for good. No setting overrides a guard.
 
 mod copy_both;
+mod counted;
 mod fragment;
 mod guards;
 mod pins;
