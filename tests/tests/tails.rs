@@ -81,18 +81,7 @@ fn a_link_gives_back_what_others_can_do_sooner() {
             let plan = explain(&mut client, query);
             (plan, client)
         });
-        let mut observer = cluster.connect(1);
-        let mut process = String::new();
-        wait_until(SOON, "a replica works", || {
-            process = text(
-                &mut observer,
-                "SELECT coalesce(min(pid), 0)::text FROM pg_stat_activity
-                 WHERE query LIKE 'fragment of query %' AND state = 'active'
-                   AND backend_xmin IS NOT NULL",
-            );
-            process != "0"
-        });
-        let process = process.parse().expect("a process id");
+        let process = cluster.serving(1);
         let requests = || cluster.event(PRIMARY, "HandleRequestMicroseconds");
         let at_start = requests();
         wait_until(SOON, "tasks are handed out", || requests() > at_start);
