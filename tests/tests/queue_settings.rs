@@ -359,9 +359,8 @@ fn groups_of_a_dropped_database_give_their_places_back() {
     superuser.batch_execute(create).unwrap();
 }
 
-/// A standby's queue knows the groups as replication brings them, and as it takes them away.
-#[test]
-fn a_standby_follows_changes_of_groups() {
+/// Statements queue on a standby, too, in a group that lets one of them run.
+fn with_a_group_on_a_standby() -> Cluster {
     let cluster = Cluster::builder()
         .standbys(1)
         .setting("parallel_replicas.enable_query_queue_select", "on")
@@ -376,6 +375,13 @@ fn a_standby_follows_changes_of_groups() {
          SELECT parallel_replicas.create_resource_group('g', 1);",
     );
     cluster.wait_all_caught_up();
+    cluster
+}
+
+/// A standby's queue knows the groups as replication brings them, and as it takes them away.
+#[test]
+fn a_standby_follows_changes_of_groups() {
+    let cluster = with_a_group_on_a_standby();
     let session = || {
         let mut client = cluster.connect(1);
         client
@@ -416,20 +422,7 @@ fn a_standby_follows_changes_of_groups() {
 /// Nobody on a standby applies a change of a group to those who wait there: they find it themselves.
 #[test]
 fn who_waits_on_a_standby_follows_changes_of_groups() {
-    let cluster = Cluster::builder()
-        .standbys(1)
-        .setting("parallel_replicas.enable_query_queue_select", "on")
-        .setting("parallel_replicas.query_queue_bypass_superuser", "off")
-        .setting("parallel_replicas.query_queue_cores", "16")
-        .setting("parallel_replicas.enable_group_level_query_queue", "on")
-        .start();
-    cluster.psql(
-        PRIMARY,
-        "CREATE EXTENSION IF NOT EXISTS parallel_replicas;
-         CREATE TABLE t AS SELECT generate_series(1, 1000) AS i;
-         SELECT parallel_replicas.create_resource_group('g', 1);",
-    );
-    cluster.wait_all_caught_up();
+    let cluster = with_a_group_on_a_standby();
     let session = || {
         let mut client = cluster.connect(1);
         client
