@@ -149,24 +149,33 @@ SELECT count(*) FROM one_table WHERE own_function(i) > 500;
 SELECT count(*) FROM one_table WHERE to_tsvector('simple', t) @@ 'x7'::tsquery;
 SELECT count(*) FROM one_table WHERE pg_relation_size('one_table'::regclass, CASE WHEN i > 0 THEN 'main' END) > 0;
 
--- function: those that conversions call, of a cast to JSON and of a domain's constraint
+-- function: those that others call, of a cast to JSON, of a domain's constraint and of a range's order
 CREATE TYPE own_enum AS ENUM ('a');
 CREATE FUNCTION own_json(own_enum) RETURNS json LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
     AS $$BEGIN RETURN '1'; END$$;
 CREATE CAST (own_enum AS json) WITH FUNCTION own_json(own_enum);
 CREATE DOMAIN own_domain AS integer CHECK (own_function(value) > 0);
-CREATE TABLE typed AS SELECT 'a'::own_enum AS e, '{1}'::text AS t FROM generate_series(1, 1000);
+CREATE FUNCTION own_order(integer, integer) RETURNS integer LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+    AS $$BEGIN RETURN btint4cmp($1, $2); END$$;
+CREATE OPERATOR CLASS own_class FOR TYPE integer USING btree AS OPERATOR 1 <, OPERATOR 2 <=, OPERATOR 3 =,
+    OPERATOR 4 >=, OPERATOR 5 >, FUNCTION 1 own_order(integer, integer);
+CREATE TYPE own_range AS RANGE (subtype = integer, subtype_opclass = own_class);
+CREATE TABLE typed AS SELECT 'a'::own_enum AS e, '{1}'::text AS t, '[1,2]'::own_range AS r
+  FROM generate_series(1, 1000);
 ANALYZE typed;
 SET enable_parallel_replicas = 1;
 SELECT count(*) FROM typed WHERE to_json(e)::text > '';
 SELECT count(*) FROM typed WHERE cardinality(t::own_domain[]) > 0;
+SELECT count(*) FROM typed WHERE r && r;
 SET enable_parallel_replicas = 2;
 SELECT count(*) FROM typed WHERE to_json(e)::text > '';
 SELECT count(*) FROM typed WHERE cardinality(t::own_domain[]) > 0;
+SELECT count(*) FROM typed WHERE r && r;
 SET client_min_messages = warning;
 DROP TABLE typed;
 DROP TYPE own_enum CASCADE;
 DROP DOMAIN own_domain;
+DROP OPERATOR FAMILY own_class USING btree CASCADE;
 RESET client_min_messages;
 
 -- record_output

@@ -23,6 +23,11 @@ impl Watch {
         }
     }
 
+    /// It has been silent for so long that its CPU time was asked for.
+    pub fn suspects(&self) -> bool {
+        self.liveness.suspects()
+    }
+
     /// It has spoken, or is not expected to.
     pub fn heard(&mut self) {
         self.liveness.heard(now_micros());

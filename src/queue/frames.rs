@@ -4,10 +4,10 @@
 //! the leaving, so frames say themselves when they are dead: all frames belong to one message of the
 //! client, told by its start time, and those entered inside a subtransaction die with it.
 
-use super::holders;
 use crate::pg::statement::{message_start, nest_level};
 use pgrx::pg_sys;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
 
 /// What a hook has entered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,11 +32,16 @@ struct Entered {
 
 thread_local! {
     static FRAMES: RefCell<Vec<Entered>> = const { RefCell::new(Vec::new()) };
+    /// Aborts of subtransactions are noticed.
+    static CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Enters a frame; the result is for [`leave`].
+/// Enters a frame; the result is for [`leave`]. For hooks that stand behind no guard.
 pub fn enter(frame: Frame) -> usize {
-    holders::watch_ends();
+    if !CALLBACK.get() {
+        // SAFETY: once, and the function lives as long as the process.
+        unsafe { watch_subtransactions() };
+    }
     let message = message_start();
     let nest_level = nest_level();
     FRAMES.with_borrow_mut(|frames| {
@@ -57,8 +62,24 @@ pub fn leave(position: usize) {
     FRAMES.with_borrow_mut(|frames| frames.truncate(position));
 }
 
-/// The present subtransaction is aborting.
-pub fn abort_subtransaction() {
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn watch_subtransactions() {
+    // SAFETY: the function lives as long as the process.
+    unsafe { pg_sys::RegisterSubXactCallback(Some(subtransaction_event), std::ptr::null_mut()) };
+    CALLBACK.set(true);
+}
+
+/// Frames that were entered inside a subtransaction die with it.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn subtransaction_event(
+    event: pg_sys::SubXactEvent::Type,
+    _subtransaction: pg_sys::SubTransactionId,
+    _parent: pg_sys::SubTransactionId,
+    _arg: *mut c_void,
+) {
+    if event != pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
+        return;
+    }
     let nest_level = nest_level();
     FRAMES.with_borrow_mut(|frames| {
         if let Some(dead) = frames

@@ -6,7 +6,8 @@
 //! statement, of the transaction or of the subtransaction that they began in, and at the end of the
 //! process; whichever comes first wins, and the others find nothing to do.
 
-use super::{frames, shared, usage};
+use super::{shared, usage};
+use crate::pg::statement::subtransaction;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
@@ -47,9 +48,8 @@ thread_local! {
     static CALLBACKS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Has this backend's ends noticed, from the first frame or holder on. A backend that never queues
-/// pays nothing.
-pub fn watch_ends() {
+/// Has this backend's ends noticed, from the first holder on. A backend that never queues pays nothing.
+fn watch_ends() {
     if CALLBACKS.get() {
         return;
     }
@@ -83,8 +83,7 @@ pub fn add(what: What, slots: u32) {
     watch_ends();
     let subtransaction = match what {
         What::Transaction => TOP_SUBTRANSACTION,
-        // SAFETY: reads this backend's transaction state.
-        What::Query(_) | What::Utility => unsafe { pg_sys::GetCurrentSubTransactionId() },
+        What::Query(_) | What::Utility => subtransaction(),
     };
     HOLDERS.with_borrow_mut(|holders| {
         holders.push(Holder {
@@ -131,15 +130,13 @@ pub unsafe fn resume(query: *const pg_sys::QueryDesc) {
     if is_empty() {
         return;
     }
-    // SAFETY: as the caller says; reads this backend's transaction state.
-    unsafe {
-        let subtransaction = pg_sys::GetCurrentSubTransactionId();
-        let estate = (*query).estate;
-        with(What::Query(query), |holder| {
-            holder.running = subtransaction;
-            holder.estate = estate;
-        });
-    }
+    let subtransaction = subtransaction();
+    // SAFETY: as the caller says.
+    let estate = unsafe { (*query).estate };
+    with(What::Query(query), |holder| {
+        holder.running = subtransaction;
+        holder.estate = estate;
+    });
 }
 
 /// The executor has come back from a query without an error.
@@ -217,7 +214,6 @@ unsafe extern "C-unwind" fn subtransaction_event(
     use pg_sys::SubXactEvent::{SUBXACT_EVENT_ABORT_SUB, SUBXACT_EVENT_COMMIT_SUB};
     match event {
         SUBXACT_EVENT_ABORT_SUB => {
-            frames::abort_subtransaction();
             if !is_empty() {
                 keep(|holder| {
                     holder.subtransaction != subtransaction && holder.running != subtransaction

@@ -1,8 +1,9 @@
 //! The hooks: where statements begin and end.
 //!
-//! With the queue off each costs a branch, and not even pgrx's guard stands between PostgreSQL and
-//! PostgreSQL: every hook is a pair, of which the guarded half is for the queue. Calls into the
-//! executor are unguarded (see `pg::ffi`): nothing with a destructor lives across them.
+//! With the queue off each costs a branch, and for a statement that does not queue little more: pgrx's
+//! guard stands only before what may fail, and everything else here can neither panic nor raise an
+//! error of its own. Calls into the executor are unguarded (see `pg::ffi`): nothing with a destructor
+//! lives across them.
 
 #![allow(ffi_unwind_calls)]
 
@@ -87,71 +88,45 @@ unsafe extern "C-unwind" fn planner(
     cursor_options: c_int,
     bound_params: pg_sys::ParamListInfo,
 ) -> *mut pg_sys::PlannedStmt {
-    let next = if settings::is_on() {
-        planner_queued
-    } else {
-        // SAFETY: written once, when the server started.
-        unsafe { PREVIOUS_PLANNER }.unwrap_or(ffi::standard_planner_unguarded)
-    };
-    // SAFETY: PostgreSQL's own arguments.
-    unsafe { next(parse, query_string, cursor_options, bound_params) }
-}
-
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn planner_queued(
-    parse: *mut pg_sys::Query,
-    query_string: *const c_char,
-    cursor_options: c_int,
-    bound_params: pg_sys::ParamListInfo,
-) -> *mut pg_sys::PlannedStmt {
-    let frame = frames::enter(Frame::Planner);
-    // SAFETY: PostgreSQL's own arguments.
-    let statement = unsafe {
-        PREVIOUS_PLANNER.unwrap_or(ffi::standard_planner_unguarded)(
-            parse,
-            query_string,
-            cursor_options,
-            bound_params,
-        )
-    };
-    frames::leave(frame);
-    statement
+    // SAFETY: PostgreSQL's own arguments; written once, when the server started.
+    unsafe {
+        let next = PREVIOUS_PLANNER.unwrap_or(ffi::standard_planner_unguarded);
+        if !settings::is_on() {
+            return next(parse, query_string, cursor_options, bound_params);
+        }
+        let frame = frames::enter(Frame::Planner);
+        let statement = next(parse, query_string, cursor_options, bound_params);
+        frames::leave(frame);
+        statement
+    }
 }
 
 unsafe extern "C-unwind" fn executor_start(query: *mut pg_sys::QueryDesc, eflags: c_int) {
-    let next = if settings::is_on() {
-        executor_start_queued
-    } else {
-        // SAFETY: written once, when the server started.
-        unsafe { PREVIOUS_START }.unwrap_or(statement::standard_executor_start)
-    };
-    // SAFETY: PostgreSQL's own arguments.
-    unsafe { next(query, eflags) }
-}
-
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn executor_start_queued(query: *mut pg_sys::QueryDesc, eflags: c_int) {
-    // SAFETY: PostgreSQL's own arguments.
+    // SAFETY: PostgreSQL's own arguments; written once, when the server started.
     unsafe {
-        admit_query(query, eflags);
+        let next = PREVIOUS_START.unwrap_or(statement::standard_executor_start);
+        if !settings::is_on() {
+            return next(query, eflags);
+        }
+        // First, as most of what a server executes is cheap.
+        let is_explained_only = eflags & pg_sys::EXEC_FLAG_EXPLAIN_ONLY as c_int != 0;
+        if is_explained_only || need::cost((*query).plannedstmt) >= settings::min_cost() {
+            admit_query(query, is_explained_only);
+        }
         // Pruning may execute functions whose queries are part of this one.
         let frame = frames::enter(Frame::Executor);
-        PREVIOUS_START.unwrap_or(statement::standard_executor_start)(query, eflags);
+        next(query, eflags);
         frames::leave(frame);
     }
 }
 
 /// # Safety
 /// The query is about to start.
-unsafe fn admit_query(query: *mut pg_sys::QueryDesc, eflags: c_int) {
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn admit_query(query: *mut pg_sys::QueryDesc, is_explained_only: bool) {
     // SAFETY: as the caller says.
     unsafe {
         let statement = (*query).plannedstmt;
-        let is_explained_only = eflags & pg_sys::EXEC_FLAG_EXPLAIN_ONLY as c_int != 0;
-        // First, as most of what a server executes is cheap.
-        if !is_explained_only && need::cost(statement) < settings::min_cost() {
-            return;
-        }
         let standing = frames::standing(statement);
         let Some(kind) = need::kind(statement, standing) else {
             return;
@@ -185,55 +160,29 @@ unsafe extern "C-unwind" fn executor_run(
     count: u64,
     execute_once: bool,
 ) {
-    let next = if settings::is_on() {
-        executor_run_queued
-    } else {
-        // SAFETY: written once, when the server started.
-        unsafe { PREVIOUS_RUN }.unwrap_or(statement::standard_executor_run)
-    };
-    // SAFETY: PostgreSQL's own arguments.
-    unsafe { next(query, direction, count, execute_once) }
-}
-
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn executor_run_queued(
-    query: *mut pg_sys::QueryDesc,
-    direction: pg_sys::ScanDirection::Type,
-    count: u64,
-    execute_once: bool,
-) {
-    // SAFETY: PostgreSQL's own arguments.
-    let frame = unsafe { resume(query) };
-    // SAFETY: as above.
+    // SAFETY: PostgreSQL's own arguments; written once, when the server started.
     unsafe {
-        PREVIOUS_RUN.unwrap_or(statement::standard_executor_run)(
-            query,
-            direction,
-            count,
-            execute_once,
-        )
-    };
-    pause(query, frame);
+        let next = PREVIOUS_RUN.unwrap_or(statement::standard_executor_run);
+        if !settings::is_on() {
+            return next(query, direction, count, execute_once);
+        }
+        let frame = resume(query);
+        next(query, direction, count, execute_once);
+        pause(query, frame);
+    }
 }
 
 unsafe extern "C-unwind" fn executor_finish(query: *mut pg_sys::QueryDesc) {
-    let next = if settings::is_on() {
-        executor_finish_queued
-    } else {
-        // SAFETY: written once, when the server started.
-        unsafe { PREVIOUS_FINISH }.unwrap_or(statement::standard_executor_finish)
-    };
-    // SAFETY: PostgreSQL's own arguments.
-    unsafe { next(query) }
-}
-
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn executor_finish_queued(query: *mut pg_sys::QueryDesc) {
-    // SAFETY: PostgreSQL's own argument.
-    let frame = unsafe { resume(query) };
-    // SAFETY: as above.
-    unsafe { PREVIOUS_FINISH.unwrap_or(statement::standard_executor_finish)(query) };
-    pause(query, frame);
+    // SAFETY: PostgreSQL's own argument; written once, when the server started.
+    unsafe {
+        let next = PREVIOUS_FINISH.unwrap_or(statement::standard_executor_finish);
+        if !settings::is_on() {
+            return next(query);
+        }
+        let frame = resume(query);
+        next(query);
+        pause(query, frame);
+    }
 }
 
 unsafe extern "C-unwind" fn executor_end(query: *mut pg_sys::QueryDesc) {

@@ -185,29 +185,37 @@ pub fn measure_groups(elapsed_ms: u64) {
 /// Backends that hold slots, and their parallel workers. Reads other processes' entries of the process array
 /// without a lock, as statistics do: a wrong process costs a wrong measurement.
 fn collect(view: &View<'_>, processes: &mut Vec<Process>) {
-    for (index, (entry, details)) in view.queue.entries.iter().zip(&*view.details).enumerate() {
-        if entry.state != State::Running || !details.is_counted {
-            continue;
-        }
-        // SAFETY: the process array is there for good; plain loads of numbers and of a pointer that
-        // is compared only.
-        unsafe {
+    for number in 0..shared::processes() {
+        // SAFETY: the process array is there for good, and group leaders are in it; plain loads of
+        // numbers and of a pointer.
+        let (pid, leader, backend) = unsafe {
             let all = (*pg_sys::ProcGlobal).allProcs;
-            let leader = all.add(details.process_number as usize);
-            for number in 0..shared::processes() {
-                let process = all.add(number);
-                let works = process == leader
-                    || std::ptr::read_volatile(&raw const (*process).lockGroupLeader) == leader;
-                let pid = std::ptr::read_volatile(&raw const (*process).pid);
-                if works && pid != 0 && processes.len() < processes.capacity() {
-                    processes.push(Process {
-                        number,
-                        pid,
-                        entry: index,
-                        group: entry.group.checked_sub(1).map(|group| group as usize),
-                    });
-                }
-            }
+            let process = all.add(number);
+            let leader = match std::ptr::read_volatile(&raw const (*process).lockGroupLeader) {
+                leader if leader.is_null() => process,
+                leader => leader,
+            };
+            let pid = std::ptr::read_volatile(&raw const (*process).pid);
+            let backend = std::ptr::read_volatile(&raw const (*leader).backendId);
+            (pid, leader.offset_from(all), backend)
+        };
+        let Ok(index) = usize::try_from(backend - 1) else {
+            continue;
+        };
+        let (Some(entry), Some(details)) = (view.queue.entries.get(index), view.details.get(index))
+        else {
+            continue;
+        };
+        let is_its = entry.state == State::Running
+            && details.is_counted
+            && details.process_number as isize == leader;
+        if is_its && pid != 0 && processes.len() < processes.capacity() {
+            processes.push(Process {
+                number,
+                pid,
+                entry: index,
+                group: entry.group.checked_sub(1).map(|group| group as usize),
+            });
         }
     }
 }

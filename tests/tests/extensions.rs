@@ -221,6 +221,36 @@ fn what_is_of_the_server_alone_needs_no_library() {
     damage_check(&cluster);
 }
 
+/// Nothing in a fragment gets out of the user's rights, even if the allow-list let it through.
+#[test]
+fn a_fragment_cannot_change_roles() {
+    let cluster = options().start();
+    cluster.register_replicas();
+    let mut client = cluster.connect(PRIMARY);
+    run(&mut client, WORDS);
+    run(
+        &mut client,
+        "CREATE FUNCTION harmless(text, text, bool) RETURNS text IMMUTABLE PARALLEL SAFE STRICT
+             LANGUAGE internal AS 'set_config_by_name';
+         ALTER EXTENSION citext ADD FUNCTION harmless(text, text, bool)",
+    );
+    cluster.wait_all_caught_up();
+    run(&mut client, FORCED);
+    run(&mut client, LISTED);
+    // The error is the replica's; what the query meets here afterwards is another matter.
+    let _ = client.batch_execute(
+        "SELECT count(*) FROM words WHERE harmless('role', substr('none', 1, i), true) = 'none'",
+    );
+    wait_until(SOON, "a replica refuses to change roles", || {
+        [1, 2].iter().any(|standby| {
+            cluster
+                .log(*standby)
+                .contains("cannot set parameter \"role\" within security-restricted operation")
+        })
+    });
+    damage_check(&cluster);
+}
+
 /// A plan that was made while the extension was listed does not outlive that.
 #[test]
 fn the_list_is_asked_again_when_a_plan_is_executed() {

@@ -3,7 +3,9 @@
 //! Every query is forced to replicas and leaves all scanning to them.
 
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
+use parallel_replicas_tests::proxy::{Fault, Proxy};
 use parallel_replicas_tests::system::{Signal, signal};
 use parallel_replicas_tests::{Cluster, PRIMARY, Rows, SOON, damage_check, text, wait_until};
 use postgres::{Client, Error};
@@ -140,6 +142,39 @@ fn a_replica_that_works_in_silence_is_waited_for() {
         assert_eq!(cluster.event(PRIMARY, "LostCount"), 0, "{query}");
         damage_check(&cluster);
     }
+}
+
+/// A process that cannot get its row out uses no CPU time, but bytes of it come.
+#[test]
+fn a_row_that_takes_longer_than_silence_is_tolerated_is_waited_for() {
+    let cluster = scene(1);
+    let proxy = Proxy::start(cluster.port(1));
+    cluster.psql(
+        PRIMARY,
+        &format!(
+            "SELECT parallel_replicas.add_replica('proxy', '127.0.0.1', {}, 'proxied')",
+            proxy.port()
+        ),
+    );
+    cluster.wait_all_caught_up();
+    let mut client = forced(&cluster, "1s");
+    client
+        .batch_execute("SET cluster_for_parallel_replicas = 'proxied'")
+        .unwrap();
+    // Some 3 MB in a second, of 24 MB; what the kernel takes at once is less than half of that.
+    proxy.set(Fault::Delay(Duration::from_millis(5)));
+    let query = "SELECT repeat(md5(v::text), 750000) FROM t WHERE id = 7";
+    let began = Instant::now();
+    Running::start(&cluster, client, query).assert_right(false);
+    assert!(
+        began.elapsed() > Duration::from_secs(4),
+        "the row was small"
+    );
+    assert!(
+        proxy.to_client_bytes() > 20_000_000,
+        "it came from elsewhere"
+    );
+    assert_eq!(cluster.event(PRIMARY, "LostCount"), 0);
 }
 
 /// The connection that asks is closed between two questions.

@@ -267,6 +267,23 @@ fn a_smaller_arrival_replaces_the_kept_pick_once() {
 }
 
 #[test]
+fn nothing_is_chosen_where_only_one_waits_and_can_run() {
+    let mut memory = Memory::new(by_slots(4, Strategy::Swrr));
+    for index in 0..4 {
+        memory.ask(index, 1, 0);
+        assert_eq!(memory.schedule(0), [index]);
+    }
+    assert_eq!(memory.header.class_states(), [0; CLASSES]);
+    // One that cannot run yet has its turn, which somebody smaller may take from it.
+    memory.ask(4, 4, 0);
+    assert_eq!(memory.schedule(0), [] as [usize; 0]);
+    assert_ne!(memory.header.class_states(), [0; CLASSES]);
+    memory.ask(5, 1, 0);
+    memory.queue().release(0);
+    assert_eq!(memory.schedule(0), [5]);
+}
+
+#[test]
 fn no_backfill_behind_a_head_that_does_not_fit() {
     let mut memory = Memory::new(by_slots(4, Strategy::Swrr));
     memory.ask(0, 3, 0);

@@ -110,13 +110,29 @@ impl Model {
                     State::Free => panic!("a waiter has lost its place"),
                 }
             }
-            if state == State::Running && thread_rng().gen_range(0..3) == 0 {
-                // A second cursor, dearer than the first.
-                self.locked(own, |queue, _| queue.resize(own, request.slots + 1));
+            if state == State::Running {
+                match thread_rng().gen_range(0..4) {
+                    // A second cursor, dearer than the first.
+                    0 => self.locked(own, |queue, _| queue.resize(own, request.slots + 1)),
+                    // More processes than it asked for.
+                    1 => self.locked(own, |queue, _| grow(queue, own, request.slots + 2)),
+                    _ => {}
+                }
             }
             self.locked(own, |queue, _| queue.release(own));
         }
     }
+}
+
+/// Takes nothing that anybody else has or waits for.
+fn grow(queue: &mut Queue<'_>, own: usize, most: u32) {
+    let (before, waiting) = (queue.header.slots, queue.header.pending);
+    let held = queue.entries[own].slots;
+    let holds = queue.grow(own, most);
+    assert!((held..=most.max(held)).contains(&holds));
+    assert!(holds == held || waiting == 0);
+    let most_in_all = before.max(u64::from(queue.header.limits.total));
+    assert!(queue.header.slots <= most_in_all);
 }
 
 fn limits(total: u32, kinds: u32, concurrency: u32) -> Limits {

@@ -303,6 +303,10 @@ impl Link {
         if self.machine.phase() == Phase::Connecting {
             return self.connect(connection, shared);
         }
+        // A row may be on its way for longer than silence is tolerated.
+        if self.watch.as_ref().is_some_and(Watch::suspects) && connection.is_ready_for(false) {
+            self.heard(shared);
+        }
         connection.consume_input()?;
         loop {
             match self.machine.phase() {

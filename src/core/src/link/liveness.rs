@@ -55,6 +55,11 @@ impl Liveness {
         self.cpu_time = None;
     }
 
+    /// Its CPU time has been asked for since it was last heard.
+    pub fn suspects(&self) -> bool {
+        self.asked || self.cpu_time.is_some()
+    }
+
     /// Time that passed without this side looking is not the replica's.
     pub fn postpone(&mut self, by_us: u64) {
         self.due += by_us;
@@ -155,9 +160,13 @@ mod tests {
     #[test]
     fn whoever_speaks_starts_anew() {
         let mut process = Liveness::new(10, 0);
+        assert!(!process.suspects());
         assert_eq!(process.check(5), Verdict::Ask);
+        assert!(process.suspects());
         assert_eq!(process.answered(7), Verdict::Wait);
+        assert!(process.suspects());
         process.heard(9);
+        assert!(!process.suspects());
         assert_eq!(process.check(13), Verdict::Wait);
         assert_eq!(process.check(14), Verdict::Ask);
         // The same CPU time as before it spoke says nothing.

@@ -521,19 +521,9 @@ impl Queue<'_> {
     /// Version 2: by turns of the strategy. The first that does not fit ends the round, so that
     /// small ones cannot slip past a large one for ever.
     fn schedule_by_slots(&mut self, now_ms: u64, wake: &mut dyn FnMut(usize)) {
-        while let Some(index) = self.peek(now_ms) {
-            let entry = &mut self.entries[index];
-            // The first one always fits: neither its size nor those admitted over the limits may
-            // keep it out for ever.
-            let fits = self.header.slots == self.header.slots_over
-                || self.header.slots + u64::from(entry.slots)
-                    <= u64::from(self.header.limits.total);
-            if !fits {
-                entry.blocked = Blocked::Slots;
-                return;
-            }
-            if self.is_at_concurrency_limit() {
-                self.entries[index].blocked = Blocked::Concurrency;
+        while let Some(index) = self.lone().or_else(|| self.peek(now_ms)) {
+            if let Some(obstacle) = self.obstacle(index) {
+                self.entries[index].blocked = obstacle;
                 return;
             }
             self.grant(index, Admitted::Scheduler, now_ms);
@@ -545,6 +535,32 @@ impl Queue<'_> {
             number = entry.next;
             entry.blocked = Blocked::Group;
         }
+    }
+
+    /// What keeps a request from running although it is its turn.
+    fn obstacle(&self, index: usize) -> Option<Blocked> {
+        // The first one always fits: neither its size nor those admitted over the limits may
+        // keep it out for ever.
+        let fits = self.header.slots == self.header.slots_over
+            || self.header.slots + u64::from(self.entries[index].slots)
+                <= u64::from(self.header.limits.total);
+        if !fits {
+            return Some(Blocked::Slots);
+        }
+        self.is_at_concurrency_limit()
+            .then_some(Blocked::Concurrency)
+    }
+
+    /// The only one that waits, if it can run. Then there is nothing to choose, and what the strategy
+    /// remembers of its choices stays as it is: with seven classes empty, a turn takes it many rounds.
+    fn lone(&self) -> Option<usize> {
+        if self.header.pending != 1 {
+            return None;
+        }
+        self.pending()
+            .next()
+            .filter(|index| !self.is_held_back_by_group(*index))
+            .filter(|index| self.obstacle(*index).is_none())
     }
 
     /// Who is next; the same until that one runs or leaves, or something smaller arrives.
