@@ -38,10 +38,10 @@ pub struct GranuleScanState {
     /// The blocks of the task in work are to stay in this server's buffers.
     stays: bool,
     /// Blocks of the task that a link gave.
-    link_next_block: u32,
     link_blocks_left: u32,
     /// Blocks of the granule that is being read.
-    link_granule_left: u32,
+    next_block: u32,
+    granule_left: u32,
     granule_blocks: u32,
     /// 0: by the size of the table. Fixed for the node's life, since shared memory is sized by it.
     segment_granules: u32,
@@ -54,9 +54,10 @@ pub struct GranuleScanState {
     /// Blocks of the relation, counted by the leader once the snapshot was taken.
     blocks: u32,
     blocks_known: bool,
-    /// Called in the leader before each task, so that links do not wait for it.
-    between_tasks: Option<unsafe fn(*mut c_void)>,
-    between_tasks_context: *mut c_void,
+    /// Called in the leader before each task and, with `false`, within one, so that links do not wait
+    /// for it.
+    between_pieces: Option<LeaderHook>,
+    between_pieces_context: *mut c_void,
     /// Granules read, for the counters of a replica.
     pub granules_read: u64,
 }
@@ -87,7 +88,11 @@ pub enum Boundary {
 /// pinned by the scan then.
 pub type LinkBoundary = fn(u32, u32, bool) -> Boundary;
 
-/// Blocks that a process that serves a link reads between two looks at how many rows wait.
+/// What the leader does between two pieces of its work; true: it is about to ask for a task.
+pub type LeaderHook = unsafe fn(*mut c_void, bool);
+
+/// Blocks that a process reads between two looks at what others want of it: one that serves a link, and the
+/// leader.
 const PIECE_BLOCKS: u32 = 16;
 
 thread_local! {
@@ -313,29 +318,69 @@ unsafe fn next_granule(node: *mut GranuleScanState) -> Option<(u32, u32)> {
         if (*node).tasks.is_null() {
             init_private_tasks(node);
         }
-        let tasks = (*node).tasks;
-        let process = (*node).process;
-        let mut granule = None;
-        if (*node).work.has_more() {
-            granule = tasks::with(tasks, |state| Ok((*node).work.go_on(state, process)));
+        if (*node).granule_left == 0 {
+            let (tasks, granule) = ((*node).tasks, next_local_granule(node)?);
+            let size = (*tasks).granule_blocks;
+            (*node).next_block = granule * size;
+            (*node).granule_left = size.min((*tasks).blocks - (*node).next_block);
+        } else {
+            call_leader_hook(node, false);
         }
-        let granule = match granule {
-            Some(granule) => granule,
-            None => {
-                if let Some(between_tasks) = (*node).between_tasks {
-                    between_tasks((*node).between_tasks_context);
-                }
-                let task = tasks::request(tasks, process);
-                report(tasks, process, task.as_ref());
-                let task = task?;
-                let cached = tasks::cached_blocks(&task, (*tasks).owned_blocks);
-                (*node).stays = tasks::stays_in_buffers(cached);
-                (*node).work.begin(task)
+        Some(match (*node).between_pieces {
+            Some(_) => next_piece(node, PIECE_BLOCKS),
+            None => next_piece(node, (*node).granule_left),
+        })
+    }
+}
+
+/// The next blocks of the granule that is being read, at most so many.
+///
+/// # Safety
+/// The state is ours.
+unsafe fn next_piece(node: *mut GranuleScanState, most: u32) -> (u32, u32) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let start = (*node).next_block;
+        let blocks = most.min((*node).granule_left);
+        (*node).next_block += blocks;
+        (*node).granule_left -= blocks;
+        (start, blocks)
+    }
+}
+
+/// The number of the next granule of this local process.
+///
+/// # Safety
+/// The state is ours, and has its tasks.
+unsafe fn next_local_granule(node: *mut GranuleScanState) -> Option<u32> {
+    // SAFETY: as the caller says.
+    unsafe {
+        let (tasks, process) = ((*node).tasks, (*node).process);
+        if (*node).work.has_more() {
+            call_leader_hook(node, false);
+            let granule = tasks::with(tasks, |state| Ok((*node).work.go_on(state, process)));
+            if granule.is_some() {
+                return granule;
             }
-        };
-        let size = (*tasks).granule_blocks;
-        let start = granule * size;
-        Some((start, size.min((*tasks).blocks - start)))
+        }
+        call_leader_hook(node, true);
+        let task = tasks::request(tasks, process);
+        report(tasks, process, task.as_ref());
+        let task = task?;
+        let cached = tasks::cached_blocks(&task, (*tasks).owned_blocks);
+        (*node).stays = tasks::stays_in_buffers(cached);
+        Some((*node).work.begin(task))
+    }
+}
+
+/// # Safety
+/// The state is ours.
+unsafe fn call_leader_hook(node: *mut GranuleScanState, before_task: bool) {
+    // SAFETY: as the caller says; whoever set the hook says that it may be called.
+    unsafe {
+        if let Some(hook) = (*node).between_pieces {
+            hook((*node).between_pieces_context, before_task);
+        }
     }
 }
 
@@ -361,9 +406,9 @@ unsafe fn report(tasks: *mut SharedTasks, process: u16, task: Option<&Task>) {
 unsafe fn next_link_granule(node: *mut GranuleScanState, source: LinkSource) -> Option<(u32, u32)> {
     // SAFETY: as the caller says.
     unsafe {
-        let at_granule = (*node).link_granule_left == 0;
+        let at_granule = (*node).granule_left == 0;
         if let Some(boundary) = LINK_BOUNDARY.get() {
-            match boundary((*node).scan_index, (*node).link_next_block, at_granule) {
+            match boundary((*node).scan_index, (*node).next_block, at_granule) {
                 Boundary::GoOn => {}
                 Boundary::EndTask => (*node).link_blocks_left = 0,
                 Boundary::Stop => return None,
@@ -377,19 +422,16 @@ unsafe fn next_link_granule(node: *mut GranuleScanState, source: LinkSource) -> 
                 pg_sys::ForkNumber::MAIN_FORKNUM,
             );
             (*node).stays = tasks::stays_in_buffers(task.cached_blocks);
-            (*node).link_next_block = task.start_block;
+            (*node).next_block = task.start_block;
             (*node).link_blocks_left = task.blocks.min(present.saturating_sub(task.start_block));
         }
         if at_granule {
             (*node).granules_read += 1;
             fragment::granule_read();
-            (*node).link_granule_left = (*node).granule_blocks.min((*node).link_blocks_left);
+            (*node).granule_left = (*node).granule_blocks.min((*node).link_blocks_left);
         }
-        let start = (*node).link_next_block;
-        let blocks = PIECE_BLOCKS.min((*node).link_granule_left);
-        (*node).link_next_block += blocks;
+        let (start, blocks) = next_piece(node, PIECE_BLOCKS);
         (*node).link_blocks_left -= blocks;
-        (*node).link_granule_left -= blocks;
         Some((start, blocks))
     }
 }
@@ -416,19 +458,19 @@ pub unsafe fn has_ended(node: *mut GranuleScanState) -> bool {
     unsafe { (*node).ended }
 }
 
-/// Has `hook` called in this process before each task.
+/// Has `hook` called in this process between pieces of its work.
 ///
 /// # Safety
 /// The state is ours; `context` is what `hook` expects for the rest of the query.
-pub unsafe fn call_between_tasks(
+pub unsafe fn call_between_pieces(
     node: *mut GranuleScanState,
-    hook: unsafe fn(*mut c_void),
+    hook: LeaderHook,
     context: *mut c_void,
 ) {
     // SAFETY: as the caller says.
     unsafe {
-        (*node).between_tasks = Some(hook);
-        (*node).between_tasks_context = context;
+        (*node).between_pieces = Some(hook);
+        (*node).between_pieces_context = context;
     }
 }
 
@@ -568,7 +610,7 @@ unsafe fn reset(node: *mut GranuleScanState) {
         (*node).ended = false;
         (*node).work = LocalWork::default();
         (*node).link_blocks_left = 0;
-        (*node).link_granule_left = 0;
+        (*node).granule_left = 0;
         executor::clear_slot((*node).css.ss.ss_ScanTupleSlot);
     }
 }

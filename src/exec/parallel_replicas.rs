@@ -11,11 +11,12 @@
 
 #![allow(ffi_unwind_calls)]
 
-use super::state::{LEADER, Next, OwnWrites, SERVICE_INTERVAL, State};
+use super::state::{LEADER, Next, OwnWrites, SERVICE_INTERVAL, SERVICE_INTERVAL_US, State};
 use super::{account, explain, granule_scan, local, merge, start};
 use crate::error::warn;
 use crate::log::query;
-use crate::pg::{executor, ffi, proc, wait};
+use crate::pg::wait::{self, now_micros};
+use crate::pg::{executor, ffi, proc};
 use crate::plan::hook::cannot_use_replicas;
 use crate::plan::private::{PARALLEL_REPLICAS_NAME, ParallelReplicasPrivate, Refused, from_list};
 use crate::plan::refresh;
@@ -365,6 +366,7 @@ pub unsafe extern "C-unwind" fn service(node: *mut ParallelReplicasState) -> boo
             return false;
         };
         let progress = dispatch.service();
+        state.served_us = now_micros();
         for scan in std::mem::take(&mut dispatch.shared.unneeded) {
             state.unneeded[scan as usize] = true;
         }
@@ -377,10 +379,16 @@ pub unsafe extern "C-unwind" fn service(node: *mut ParallelReplicasState) -> boo
     }
 }
 
-/// Called by the leader's granule scans before each task.
-pub unsafe fn between_tasks(context: *mut c_void) {
+/// Called by the leader's granule scans before each task, and between pieces of it.
+pub unsafe fn between_pieces(context: *mut c_void, before_task: bool) {
+    let node = context.cast::<ParallelReplicasState>();
     // SAFETY: `context` is the node that set this hook.
-    unsafe { service(context.cast()) };
+    unsafe {
+        let due = (*(*node).state).served_us + SERVICE_INTERVAL_US;
+        if before_task || now_micros() >= due {
+            service(node);
+        }
+    }
 }
 
 #[pgrx::pg_guard]
@@ -437,12 +445,12 @@ pub unsafe extern "C-unwind" fn wait_for_events(node: *mut ParallelReplicasState
     const EVENT: u32 = pg_sys::WaitEventIPC::WAIT_EVENT_EXECUTE_GATHER;
     // SAFETY: the state is ours.
     let state = unsafe { &mut *(*node).state };
-    let started = wait::now_micros();
+    let started = now_micros();
     match &mut state.dispatch {
         Some(dispatch) => dispatch.wait(60_000, EVENT),
         None => wait::latch_or_sockets(&[], 60_000, EVENT),
     }
-    state.waited_us += wait::now_micros() - started;
+    state.waited_us += now_micros() - started;
 }
 
 /// All rows have been passed on: checks that every granule was counted once, and lets go of links.

@@ -6,7 +6,7 @@
 #![allow(ffi_unwind_calls)]
 
 use super::dispatch::Dispatch;
-use super::parallel_replicas::{ParallelReplicasState, between_tasks};
+use super::parallel_replicas::{ParallelReplicasState, between_pieces};
 use super::state::State;
 use super::tasks::{LOCAL_REPLICA, Participants};
 use super::{granule_scan, local, shipment, tasks};
@@ -102,7 +102,7 @@ unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
         state.participants.scope = scope;
         for scan in &state.scans {
             granule_scan::manage(*scan, &state.participants);
-            granule_scan::call_between_tasks(*scan, between_tasks, node.cast());
+            granule_scan::call_between_pieces(*scan, between_pieces, node.cast());
         }
         let blocks = state.scans.iter().map(|scan| granule_scan::blocks(*scan));
         state.participants.blocks = blocks.map(u64::from).sum();

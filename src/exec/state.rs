@@ -73,6 +73,8 @@ pub struct State {
     pub spare_slots: Vec<*mut pg_sys::TupleTableSlot>,
     /// Rows until the links are served although rows are at hand.
     pub until_service: u32,
+    /// When they were served last.
+    pub served_us: u64,
     pub summary: Option<Summary>,
     /// The summary of this execution was counted and logged.
     pub accounted: bool,
@@ -112,6 +114,10 @@ pub const LEADER: u16 = 0;
 /// Rows between two looks at the links.
 pub const SERVICE_INTERVAL: u32 = 64;
 
+/// Time between two looks at the links while the leader reads, in microseconds. A link has one task ahead,
+/// which may be a single granule.
+pub const SERVICE_INTERVAL_US: u64 = 1000;
+
 impl State {
     pub fn new(private: ParallelReplicasPrivate) -> Self {
         State {
@@ -138,6 +144,7 @@ impl State {
             merge: None,
             spare_slots: Vec::new(),
             until_service: 0,
+            served_us: 0,
             summary: None,
             accounted: false,
             waited_us: 0,

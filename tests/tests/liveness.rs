@@ -5,9 +5,10 @@
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use parallel_replicas_tests::proxy::{Fault, Proxy};
 use parallel_replicas_tests::system::{Signal, signal};
-use parallel_replicas_tests::{Cluster, PRIMARY, Rows, SOON, damage_check, text, wait_until};
+use parallel_replicas_tests::{
+    Cluster, Fault, PRIMARY, Proxy, Rows, SOON, damage_check, text, wait_until,
+};
 use postgres::{Client, Error};
 
 /// Long equal beginnings make each comparison slow: the replicas sort for seconds after they have

@@ -217,9 +217,9 @@ pub fn size_words(scan: &ScanSpec, replicas: usize, processes: usize) -> Result<
 /// 0.4 / sqrt(s) of the granules are stolen. But a task is never larger than a segment, and one of a
 /// single granule may be shorter than the round trip that fetches the next, and than what the operating
 /// system reads ahead. So a table gets 1024 segments before they grow to 16 and 64 granules, and
-/// 4 granules as soon as that leaves 256.
+/// 4 granules as soon as that leaves 128.
 fn automatic_segment_granules(granules: u32) -> u32 {
-    [(64, 1024), (16, 1024), (4, 256)]
+    [(64, 1024), (16, 1024), (4, 128)]
         .into_iter()
         .find(|(size, segments)| granules / size >= *segments)
         .map_or(1, |(size, _)| size)
