@@ -94,7 +94,11 @@ pub fn run() -> Vec<Row> {
     let scale: f64 = number("SCALE", 1.0);
     let rounds: usize = number("ROUNDS", 5);
     let share: f64 = number("SHARE", 0.35);
-    println!("TPC-H at scale factor {scale}, {share} of a CPU per server, {rounds} rounds");
+    // More processes than a server has processors only take turns.
+    let links: usize = number("LINKS", 1);
+    println!(
+        "TPC-H at scale factor {scale}, {share} of a CPU per server, {links} link(s) per replica, {rounds} rounds"
+    );
     let buffers = ((1600.0 * scale) as u64).max(128);
     let cluster = Cluster::builder()
         .standbys(STANDBYS)
@@ -111,7 +115,10 @@ pub fn run() -> Vec<Row> {
         |_| {},
     );
     cluster.register_replicas();
-    let queries = queries();
+    let mut queries = queries();
+    if let Ok(only) = std::env::var("QUERY") {
+        queries.retain(|query| query.name == only);
+    }
     for servers in SERVERS {
         by_hand::prepare(&cluster, &queries, servers);
     }
@@ -132,8 +139,11 @@ pub fn run() -> Vec<Row> {
         .collect();
     let mut client = cluster.connect(PRIMARY);
     client
-        .batch_execute("SET parallel_replicas.connect_timeout = '30s'")
-        .expect("setting");
+        .batch_execute(&format!(
+            "SET parallel_replicas.connect_timeout = '30s';
+             SET parallel_replicas.links_per_replica = {links}"
+        ))
+        .expect("settings");
     let mut rows = Vec::new();
     for query in &queries {
         check(&mut client, query);
