@@ -40,7 +40,8 @@ impl Maker<'_> {
     }
 
     /// A column of the type, if any is visible.
-    fn column(&mut self, ty: Ty, visible: &[Visible]) -> Option<String> {
+    /// A column of the type, if there is any.
+    pub fn column(&mut self, ty: Ty, visible: &[Visible]) -> Option<String> {
         let fit: Vec<&Visible> = visible.iter().filter(|column| column.ty == ty).collect();
         (!fit.is_empty()).then(|| fit[self.rng.usize(..fit.len())].name.clone())
     }
