@@ -364,7 +364,7 @@ unsafe fn next_local_granule(node: *mut GranuleScanState) -> Option<u32> {
             }
         }
         call_leader_hook(node, true);
-        let task = tasks::request(tasks, process);
+        let task = tasks::request_local(tasks, process);
         report(tasks, process, task.as_ref());
         let task = task?;
         let cached = tasks::cached_blocks(&task, (*tasks).owned_blocks);

@@ -102,7 +102,9 @@ unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
         state.participants.scope = scope;
         for scan in &state.scans {
             granule_scan::manage(*scan, &state.participants);
-            granule_scan::call_between_pieces(*scan, between_pieces, node.cast());
+            if state.refused.is_none() {
+                granule_scan::call_between_pieces(*scan, between_pieces, node.cast());
+            }
         }
         let blocks = state.scans.iter().map(|scan| granule_scan::blocks(*scan));
         state.participants.blocks = blocks.map(u64::from).sum();

@@ -229,7 +229,17 @@ pub unsafe fn with<T>(
     }
 }
 
-/// The next task of a process that has finished its last one.
+/// The next task of a local process that has finished its last one.
+///
+/// # Safety
+/// As for [`with`].
+pub unsafe fn request_local(memory: *mut SharedTasks, process: u16) -> Option<Task> {
+    let now = now_micros();
+    // SAFETY: as the caller says.
+    unsafe { timed(memory, |state| state.request_local(process, now)) }
+}
+
+/// The next task of a link that has finished its last one.
 ///
 /// # Safety
 /// As for [`with`].

@@ -357,7 +357,7 @@ impl Connection {
             revents: 0,
         };
         // SAFETY: one valid pollfd, no wait.
-        unsafe { libc::poll(&mut poll, 1, 0) != 0 }
+        unsafe { libc::poll(&mut poll, 1, 0) > 0 }
     }
 
     /// Still being made: [`Connection::poll_connect`] goes on with it.

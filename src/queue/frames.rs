@@ -4,6 +4,8 @@
 //! the leaving, so frames say themselves when they are dead: all frames belong to one message of the
 //! client, told by its start time, and those entered inside a subtransaction die with it.
 
+use super::holders;
+use crate::pg::proc;
 use crate::pg::statement::{message_start, nest_level};
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
@@ -32,15 +34,15 @@ struct Entered {
 
 thread_local! {
     static FRAMES: RefCell<Vec<Entered>> = const { RefCell::new(Vec::new()) };
-    /// Aborts of subtransactions are noticed.
+    /// What must be noticed later is.
     static CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Enters a frame; the result is for [`leave`]. For hooks that stand behind no guard.
 pub fn enter(frame: Frame) -> usize {
     if !CALLBACK.get() {
-        // SAFETY: once, and the function lives as long as the process.
-        unsafe { watch_subtransactions() };
+        // SAFETY: once in the process.
+        unsafe { watch_ends() };
     }
     let message = message_start();
     let nest_level = nest_level();
@@ -63,9 +65,13 @@ pub fn leave(position: usize) {
 }
 
 #[pgrx::pg_guard]
-unsafe extern "C-unwind" fn watch_subtransactions() {
+unsafe extern "C-unwind" fn watch_ends() {
     // SAFETY: the function lives as long as the process.
     unsafe { pg_sys::RegisterSubXactCallback(Some(subtransaction_event), std::ptr::null_mut()) };
+    // One holds no slots itself, but works for a statement that does.
+    if proc::is_parallel_worker() {
+        holders::watch_ends();
+    }
     CALLBACK.set(true);
 }
 

@@ -48,8 +48,9 @@ thread_local! {
     static CALLBACKS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Has this backend's ends noticed, from the first holder on. A backend that never queues pays nothing.
-fn watch_ends() {
+/// Has this process's ends noticed: a backend's from the first holder on, as one that never queues pays
+/// nothing, and a parallel worker's.
+pub fn watch_ends() {
     if CALLBACKS.get() {
         return;
     }

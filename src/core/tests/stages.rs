@@ -29,13 +29,22 @@ fn state(scan: &ScanSpec, replicas: usize, of: &[u16]) -> TaskState<'static> {
 /// Gives process `process` a measured speed of one granule per millisecond, and a task of `size`
 /// granules, as the last of a scan of two segments.
 fn with_last_task(process: u16, size: u32, other: u16) -> (TaskState<'static>, Task, u64) {
+    with_last_task_by(TaskState::request, process, size, other)
+}
+
+fn with_last_task_by(
+    request: fn(&mut TaskState<'static>, u16, u64) -> Option<Task>,
+    process: u16,
+    size: u32,
+    other: u16,
+) -> (TaskState<'static>, Task, u64) {
     let mut state = state(&scan(400, 64), 1, &[0, 0]);
     let mut now = 0;
-    let mut task = state.request(process, now).unwrap();
+    let mut task = request(&mut state, process, now).unwrap();
     while task.granules < size {
         now += 1000 * u64::from(task.granules);
         state.deliver(process, task).unwrap();
-        task = state.request(process, now).unwrap();
+        task = request(&mut state, process, now).unwrap();
     }
     // The other one takes all the rest, one task after the other, in no time.
     while let Some(rest) = state.request(other, now) {
@@ -191,6 +200,18 @@ fn local_task_in_flight_is_cut_at_the_end_mark() {
     state.deliver(1, stolen).unwrap();
     assert_eq!(state.process_counters(0).given_back, stolen.granules);
     state.verify_complete().unwrap();
+}
+
+/// The leader serves links while it reads, also before it has asked for its second granule.
+#[test]
+fn local_task_is_cut_in_its_first_granule_too() {
+    let (mut state, task, mut now) = with_last_task_by(TaskState::request_local, 0, 16, 1);
+    now += 400_000;
+    assert_eq!(state.shrink_candidate(1, now), None, "nobody asks it");
+    let stolen = state.request(1, now).unwrap();
+    assert_eq!(stolen.end_granule(), task.end_granule());
+    assert!(stolen.start_granule > task.start_granule);
+    assert!(!state.may_continue(0, &task, stolen.start_granule));
 }
 
 #[test]

@@ -41,7 +41,6 @@ const SETTINGS: [&str; 14] = [
     "max_parallel_workers_per_gather = 0",
     "parallel_leader_participation = off",
     "min_parallel_table_scan_size = 0",
-    "enable_material = off",
 ];
 
 /// What to run.

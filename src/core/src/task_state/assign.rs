@@ -27,6 +27,13 @@ impl TaskState<'_> {
         task
     }
 
+    /// As [`TaskState::request`], for a local process: what it holds can be taken at once, from its next
+    /// granule on.
+    pub fn request_local(&mut self, process: u16, now_micros: u64) -> Option<Task> {
+        self.slot(process).ok()?.polls = 1;
+        self.request(process, now_micros)
+    }
+
     /// One task more for a process that still works on its current one, so that the round trip
     /// disappears. None near the end, and while it already has one ahead.
     pub fn request_ahead(&mut self, process: u16, now_micros: u64) -> Option<Task> {

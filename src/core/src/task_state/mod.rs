@@ -14,9 +14,9 @@
 //! task when it has read all of it, which for a blocking fragment comes long before delivery.
 //!
 //! Protocol of a caller:
-//! - A local process: [`TaskState::request`], then before every granule but the first
+//! - A local process: [`TaskState::request_local`], then before every granule but the first
 //!   [`TaskState::may_continue`] (both through [`LocalWork`]), and at its end `deliver_all`.
-//! - A link: `request` when it is idle, [`TaskState::request_ahead`] while it still works on its
+//! - A link: [`TaskState::request`] when it is idle, [`TaskState::request_ahead`] while it still works on its
 //!   current task, [`TaskState::worked`] when its TaskDone arrives, then as above.
 //! - `None` from a request means "nothing for you now", even while `unassigned` is not 0: near the
 //!   end a slow process stands back for faster ones that are at work. After every `lose`, and when

@@ -46,7 +46,7 @@ pub fn next_granule(memory: &impl Memory, process: u16, work: &mut LocalWork) ->
     {
         return Some(granule);
     }
-    let task = memory.with(|state, now| state.request(process, now))?;
+    let task = memory.with(|state, now| state.request_local(process, now))?;
     Some(work.begin(task))
 }
 

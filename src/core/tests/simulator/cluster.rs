@@ -274,7 +274,7 @@ impl Cluster<'_> {
             if self.process(process).in_hand > 0 {
                 return;
             }
-        } else if let Some(task) = self.state.request(process, self.now) {
+        } else if let Some(task) = self.state.request_local(process, self.now) {
             let local = self.process(process);
             local.idle_since = None;
             local.queue.push_back(Work {
