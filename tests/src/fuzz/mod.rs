@@ -27,7 +27,7 @@ const OFF: &str = "SET LOCAL parallel_replicas.debug_force = off; \
                    SET LOCAL enable_parallel_replicas = off";
 
 /// Planner settings, one or two of which hold for both runs of a query.
-const SETTINGS: [&str; 14] = [
+const SETTINGS: [&str; 13] = [
     "enable_hashjoin = off",
     "enable_mergejoin = off",
     "enable_nestloop = off",
