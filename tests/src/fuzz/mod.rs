@@ -62,7 +62,7 @@ pub struct Report {
     pub with_replicas: usize,
     /// Both ways raised the same error.
     pub same_error: usize,
-    /// Queries that were left out because they take long.
+    /// Queries that were left out because they take long, alone or by a nested loop over replicas.
     pub too_long: usize,
     pub wrong: Vec<Failure>,
 }
@@ -253,6 +253,13 @@ fn judge(client: &mut Client, case: &Case, query: &Query) -> Verdict {
     };
     // After a lost connection there is nothing to roll back.
     let _ = client.batch_execute("ROLLBACK");
+    if let (Ok(_), Err(error)) = (&alone, &forced)
+        && error.code() == Some(&SqlState::QUERY_CANCELED)
+        && begin(client).is_ok()
+        && reads_again_and_again(client, case, query)
+    {
+        return Verdict::TooLong;
+    }
     match (alone, forced) {
         (Ok(alone), Ok(forced)) => match alone.difference(&forced, false) {
             None => Verdict::Equal,
@@ -267,6 +274,24 @@ fn judge(client: &mut Client, case: &Case, query: &Query) -> Verdict {
             Verdict::Wrong(format!("{}\nbecame\n{}", told(alone), told(forced)))
         }
     }
+}
+
+/// Forced, reading on replicas costs nothing, so that the planner may have it done for each row of the outer
+/// side. Ends the transaction.
+fn reads_again_and_again(client: &mut Client, case: &Case, query: &Query) -> bool {
+    let statement = match case.prepared(query, "forced") {
+        Some((_, execute)) => execute,
+        None => query.sql(),
+    };
+    let plan = client
+        .batch_execute(&case.forced)
+        .and_then(|()| client.query(&format!("EXPLAIN (COSTS OFF) {statement}"), &[]));
+    let _ = client.batch_execute("ROLLBACK");
+    plan.is_ok_and(|lines| {
+        lines
+            .iter()
+            .any(|line| line.get::<_, &str>(0).contains("Nested Loop"))
+    })
 }
 
 fn same_error(a: &Error, b: &Error) -> bool {
