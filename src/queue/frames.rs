@@ -8,7 +8,7 @@ use super::holders;
 use crate::pg::proc;
 use crate::pg::statement::{message_start, nest_level};
 use pgrx::pg_sys;
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::ffi::c_void;
 
 /// What a hook has entered.
@@ -28,12 +28,23 @@ pub enum Frame {
 #[derive(Clone, Copy)]
 struct Entered {
     frame: Frame,
-    message: pg_sys::TimestampTz,
     nest_level: i32,
 }
 
+/// The frames that are entered. Of those beyond the second only the number is kept: a statement is the
+/// user's own below none, may be below one, and is not below more.
+#[derive(Clone, Copy)]
+struct Frames {
+    message: pg_sys::TimestampTz,
+    depth: usize,
+    first: [Entered; 2],
+}
+
 thread_local! {
-    static FRAMES: RefCell<Vec<Entered>> = const { RefCell::new(Vec::new()) };
+    static FRAMES: Cell<Frames> = const {
+        let none = Entered { frame: Frame::Planner, nest_level: 0 };
+        Cell::new(Frames { message: 0, depth: 0, first: [none; 2] })
+    };
     /// What must be noticed later is.
     static CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
@@ -44,24 +55,35 @@ pub fn enter(frame: Frame) -> usize {
         // SAFETY: once in the process.
         unsafe { watch_ends() };
     }
-    let message = message_start();
-    let nest_level = nest_level();
-    FRAMES.with_borrow_mut(|frames| {
-        if frames.first().is_some_and(|first| first.message != message) {
-            frames.clear();
-        }
-        frames.push(Entered {
+    let mut frames = live();
+    let position = frames.depth;
+    if let Some(entered) = frames.first.get_mut(position) {
+        *entered = Entered {
             frame,
-            message,
-            nest_level,
-        });
-        frames.len() - 1
-    })
+            nest_level: nest_level(),
+        };
+    }
+    frames.depth += 1;
+    FRAMES.set(frames);
+    position
 }
 
 /// Leaves a frame, and whatever was left inside it by an error.
 pub fn leave(position: usize) {
-    FRAMES.with_borrow_mut(|frames| frames.truncate(position));
+    let mut frames = FRAMES.get();
+    frames.depth = frames.depth.min(position);
+    FRAMES.set(frames);
+}
+
+/// The frames of the present message.
+fn live() -> Frames {
+    let mut frames = FRAMES.get();
+    let message = message_start();
+    if frames.message != message {
+        frames.message = message;
+        frames.depth = 0;
+    }
+    frames
 }
 
 #[pgrx::pg_guard]
@@ -87,14 +109,12 @@ unsafe extern "C-unwind" fn subtransaction_event(
         return;
     }
     let nest_level = nest_level();
-    FRAMES.with_borrow_mut(|frames| {
-        if let Some(dead) = frames
-            .iter()
-            .position(|entered| entered.nest_level >= nest_level)
-        {
-            frames.truncate(dead);
-        }
-    });
+    let mut frames = FRAMES.get();
+    let of_it = |entered: &Entered| entered.nest_level >= nest_level;
+    if let Some(dead) = frames.first.iter().take(frames.depth).position(of_it) {
+        frames.depth = dead;
+        FRAMES.set(frames);
+    }
 }
 
 /// How a statement that is about to start stands to the user.
@@ -111,21 +131,15 @@ pub enum Standing {
 /// # Safety
 /// `statement` is a valid planned statement.
 pub unsafe fn standing(statement: *const pg_sys::PlannedStmt) -> Standing {
-    let message = message_start();
-    FRAMES.with_borrow(|frames| {
-        let live = match frames.first() {
-            Some(first) if first.message == message => frames.as_slice(),
-            _ => &[],
-        };
-        match live {
-            // SAFETY: as the caller says. Foreign keys checked at COMMIT, domains checked at Bind
-            // and the like are in no frame, but not in the portal's list either.
-            [] if unsafe { is_in_active_portal(statement) } => Standing::Own,
-            [one] if one.frame == Frame::Through => Standing::Through { load: false },
-            [one] if one.frame == Frame::ThroughLoad => Standing::Through { load: true },
-            _ => Standing::Nested,
-        }
-    })
+    let frames = live();
+    match (frames.depth, frames.first[0].frame) {
+        // SAFETY: as the caller says. Foreign keys checked at COMMIT, domains checked at Bind
+        // and the like are in no frame, but not in the portal's list either.
+        (0, _) if unsafe { is_in_active_portal(statement) } => Standing::Own,
+        (1, Frame::Through) => Standing::Through { load: false },
+        (1, Frame::ThroughLoad) => Standing::Through { load: true },
+        _ => Standing::Nested,
+    }
 }
 
 /// # Safety

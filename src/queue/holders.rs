@@ -45,6 +45,8 @@ const TOP_SUBTRANSACTION: pg_sys::SubTransactionId = 1;
 
 thread_local! {
     static HOLDERS: RefCell<Vec<Holder>> = const { RefCell::new(Vec::new()) };
+    /// There is any. Asked several times for every statement, so it is a word without a destructor.
+    static ANY: Cell<bool> = const { Cell::new(false) };
     static CALLBACKS: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -64,7 +66,7 @@ pub fn watch_ends() {
 }
 
 pub fn is_empty() -> bool {
-    HOLDERS.with_borrow(Vec::is_empty)
+    !ANY.get()
 }
 
 pub fn has(what: What) -> bool {
@@ -96,6 +98,7 @@ pub fn add(what: What, slots: u32) {
             estate: std::ptr::null(),
         });
     });
+    ANY.set(true);
 }
 
 /// The statement got its slots after so many milliseconds.
@@ -142,6 +145,9 @@ pub unsafe fn resume(query: *const pg_sys::QueryDesc) {
 
 /// The executor has come back from a query without an error.
 pub fn pause(query: *const pg_sys::QueryDesc) {
+    if is_empty() {
+        return;
+    }
     with(What::Query(query), |holder| {
         holder.running = NO_SUBTRANSACTION
     });
@@ -167,6 +173,7 @@ fn keep(test: impl Fn(&Holder) -> bool) {
     let gone = HOLDERS.with_borrow_mut(|holders| {
         let count = holders.len();
         holders.retain(test);
+        ANY.set(!holders.is_empty());
         count != holders.len()
     });
     if !gone {
