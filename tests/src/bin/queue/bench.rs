@@ -129,6 +129,7 @@ pub fn run(picture: &Path) -> String {
     for number in [6, 1, 18] {
         println!("Q{number} needs {}", needed_slots(&mut client, number));
     }
+    drop(client);
     let rounds = number("BENCH_ROUNDS", 3) as usize;
     let queries = number("BENCH_QUERIES", 180) as usize;
     println!("32 clients, TPC-H scale factor 0.1, {rounds} rounds of {queries} queries a mode");
