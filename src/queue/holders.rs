@@ -221,13 +221,9 @@ unsafe extern "C-unwind" fn subtransaction_event(
 ) {
     use pg_sys::SubXactEvent::{SUBXACT_EVENT_ABORT_SUB, SUBXACT_EVENT_COMMIT_SUB};
     match event {
-        SUBXACT_EVENT_ABORT_SUB => {
-            if !is_empty() {
-                keep(|holder| {
-                    holder.subtransaction != subtransaction && holder.running != subtransaction
-                });
-            }
-        }
+        SUBXACT_EVENT_ABORT_SUB => keep(|holder| {
+            holder.subtransaction != subtransaction && holder.running != subtransaction
+        }),
         // Cursors go over to the parent.
         SUBXACT_EVENT_COMMIT_SUB => HOLDERS.with_borrow_mut(|holders| {
             for holder in holders {
