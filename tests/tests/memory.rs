@@ -124,7 +124,14 @@ fn rows_that_wait_go_to_disk_within_the_limit() {
 
     let mut client = forced(&cluster);
     client.batch_execute("SET temp_file_limit = '5MB'").unwrap();
+    let pid = pid(&mut client);
+    let before_kb = Footprint::of(pid).private_kb;
     let error = client.simple_query(query).expect_err("the limit counts");
+    // 16 MB were held, of which an idle session keeps nothing. The client hears of the error before the
+    // transaction has ended.
+    assert_eq!(text(&mut client, "SELECT 'idle'"), "idle");
+    let kept_kb = Footprint::of(pid).private_kb.saturating_sub(before_kb);
+    assert!(kept_kb < 8 * 1024, "{kept_kb} kB");
     assert_eq!(
         error.code().map(|code| code.code()),
         Some("53400"),
