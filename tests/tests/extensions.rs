@@ -197,22 +197,27 @@ fn functions_of_listed_extensions_are_shipped() {
     damage_check(&cluster);
 }
 
-/// A function of the server's, that an extension has given a name: no library is compared.
-#[test]
-fn what_is_of_the_server_alone_needs_no_library() {
+/// The tables, and what an extension is made to contain besides; everything is shipped.
+fn scene_with(script: &str) -> (Cluster, Client) {
     let cluster = options().start();
     cluster.register_replicas();
     let mut client = cluster.connect(PRIMARY);
     run(&mut client, WORDS);
-    run(
-        &mut client,
+    run(&mut client, script);
+    cluster.wait_all_caught_up();
+    run(&mut client, FORCED);
+    run(&mut client, LISTED);
+    (cluster, client)
+}
+
+/// A function of the server's, that an extension has given a name: no library is compared.
+#[test]
+fn what_is_of_the_server_alone_needs_no_library() {
+    let (cluster, mut client) = scene_with(
         "CREATE FUNCTION negated(int) RETURNS int IMMUTABLE PARALLEL SAFE STRICT LANGUAGE internal
              AS 'int4um';
          ALTER EXTENSION citext ADD FUNCTION negated(int)",
     );
-    cluster.wait_all_caught_up();
-    run(&mut client, FORCED);
-    run(&mut client, LISTED);
     let query = "SELECT count(*) FROM words WHERE negated(i) < -5";
     assert!(uses_replicas(&mut client, query));
     Differential::new(&mut client)
@@ -224,19 +229,11 @@ fn what_is_of_the_server_alone_needs_no_library() {
 /// Nothing in a fragment gets out of the user's rights, even if the allow-list let it through.
 #[test]
 fn a_fragment_cannot_change_roles() {
-    let cluster = options().start();
-    cluster.register_replicas();
-    let mut client = cluster.connect(PRIMARY);
-    run(&mut client, WORDS);
-    run(
-        &mut client,
+    let (cluster, mut client) = scene_with(
         "CREATE FUNCTION harmless(text, text, bool) RETURNS text IMMUTABLE PARALLEL SAFE STRICT
              LANGUAGE internal AS 'set_config_by_name';
          ALTER EXTENSION citext ADD FUNCTION harmless(text, text, bool)",
     );
-    cluster.wait_all_caught_up();
-    run(&mut client, FORCED);
-    run(&mut client, LISTED);
     // The error is the replica's; what the query meets here afterwards is another matter.
     let _ = client.batch_execute(
         "SELECT count(*) FROM words WHERE harmless('role', substr('none', 1, i + 4), true) = 'none'",

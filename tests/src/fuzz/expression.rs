@@ -40,7 +40,6 @@ impl Maker<'_> {
     }
 
     /// A column of the type, if any is visible.
-    /// A column of the type, if there is any.
     pub fn column(&mut self, ty: Ty, visible: &[Visible]) -> Option<String> {
         let fit: Vec<&Visible> = visible.iter().filter(|column| column.ty == ty).collect();
         (!fit.is_empty()).then(|| fit[self.rng.usize(..fit.len())].name.clone())

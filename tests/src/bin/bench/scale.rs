@@ -118,6 +118,7 @@ pub fn run() -> Vec<Row> {
     let mut queries = queries();
     if let Ok(only) = std::env::var("QUERY") {
         queries.retain(|query| query.name == only);
+        assert!(!queries.is_empty(), "QUERY={only} is none of the queries");
     }
     for servers in SERVERS {
         by_hand::prepare(&cluster, &queries, servers);
