@@ -16,7 +16,7 @@ packages=(
 if [ "${1:-}" = tests ]; then
     packages+=(chromium)     # shows a page in a test
     # Extensions that ours is tested together with.
-    packages+=(postgresql-15-{cron,hll,partman,pgaudit})
+    packages+=(postgresql-15-{cron,hll,partman,pgaudit,postgis-3})
 fi
 
 step "Debian packages"

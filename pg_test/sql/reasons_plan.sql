@@ -119,11 +119,17 @@ EXPLAIN (COSTS OFF) SELECT count(*) FROM one_table;
 RESET min_parallel_table_scan_size;
 
 -- plan_node
+CREATE INDEX part_region ON part (region);
+SET enable_hashjoin = off;
+SET enable_mergejoin = off;
 SET enable_parallel_replicas = 1;
-SELECT count(*) FROM part WHERE region = (SELECT 'north' WHERE random() >= 0);
+SELECT count(*) FROM one_table JOIN part ON region = t;
 SET enable_parallel_replicas = 2;
-SELECT count(*) FROM part WHERE region = (SELECT 'north' WHERE random() >= 0);
+SELECT count(*) FROM one_table JOIN part ON region = t;
 :code
+RESET enable_hashjoin;
+RESET enable_mergejoin;
+DROP INDEX part_region;
 
 -- expression
 SET enable_parallel_replicas = 1;

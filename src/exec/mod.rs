@@ -17,6 +17,7 @@ mod memory;
 mod merge;
 pub mod parallel_replicas;
 mod probe;
+pub mod pruning;
 pub mod shipment;
 mod start;
 mod state;

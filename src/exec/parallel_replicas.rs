@@ -12,7 +12,7 @@
 #![allow(ffi_unwind_calls)]
 
 use super::state::{LEADER, Next, OwnWrites, SERVICE_INTERVAL, SERVICE_INTERVAL_US, State};
-use super::{account, explain, granule_scan, local, merge, start};
+use super::{account, explain, granule_scan, local, merge, pruning, start};
 use crate::error::warn;
 use crate::log::query;
 use crate::pg::wait::{self, now_micros};
@@ -132,36 +132,7 @@ unsafe extern "C-unwind" fn begin_custom_scan(
             Some(_) if refresh::is_query_of(estate) => OwnWrites::Refresh,
             Some(_) => OwnWrites::Any,
         };
-        collect_scans(fragment, &mut state.scans);
-        for (index, scan) in state.scans.iter().enumerate() {
-            (**scan).scan_index = index as u32;
-        }
     }
-}
-
-/// The granule scans of a fragment, in the order in which both sides number them.
-///
-/// # Safety
-/// `fragment` is an initialised plan state.
-pub unsafe fn collect_scans(
-    fragment: *mut pg_sys::PlanState,
-    scans: &mut Vec<*mut granule_scan::GranuleScanState>,
-) {
-    #[pgrx::pg_guard]
-    unsafe extern "C-unwind" fn walker(ps: *mut pg_sys::PlanState, context: *mut c_void) -> bool {
-        if ps.is_null() {
-            return false;
-        }
-        // SAFETY: `context` is the vector below; the walker only visits valid states.
-        unsafe {
-            if let Some(scan) = granule_scan::from_plan_state(ps) {
-                (*context.cast::<Vec<*mut granule_scan::GranuleScanState>>()).push(scan);
-            }
-            ffi::guarded::planstate_tree_walker(ps, Some(walker), context)
-        }
-    }
-    // SAFETY: as the caller says.
-    unsafe { walker(fragment, std::ptr::from_mut(scans).cast()) };
 }
 
 /// Never reached: `begin_custom_scan` sets a function of its own.
@@ -315,7 +286,7 @@ unsafe extern "C-unwind" fn leader_done(node: *mut ParallelReplicasState) {
     // SAFETY: the state is ours.
     unsafe {
         let state = &mut *(*node).state;
-        for (index, scan) in state.scans.iter().enumerate() {
+        for (index, scan) in state.live.scans.iter().enumerate() {
             if !granule_scan::has_ended(*scan) {
                 // An empty inner side, a condition that is false for all rows: it ended without the
                 // scan's rows, and so does everybody else.
@@ -548,10 +519,10 @@ unsafe extern "C-unwind" fn summarise(node: *mut ParallelReplicasState) {
 unsafe extern "C-unwind" fn forget_shared_tasks(node: *mut ParallelReplicasState) {
     // SAFETY: the state is ours.
     unsafe {
-        let state = &mut *(*node).state;
-        if !state.pei.is_null() {
-            for scan in &state.scans {
-                granule_scan::forget_shared_tasks(*scan);
+        if !(*(*node).state).pei.is_null() {
+            let fragment = (*node).css.ss.ps.lefttree;
+            for scan in pruning::live(fragment, false).scans {
+                granule_scan::forget_shared_tasks(scan);
             }
         }
     }

@@ -6,7 +6,7 @@
 //! then is the WAL position read and flushed.
 
 use super::fold;
-use super::state::OwnWrites;
+use super::state::{OwnWrites, State};
 use crate::pg::{collation, ffi, guc, library, plan, proc, timezone};
 use crate::plan::extensions;
 use crate::plan::private::{ParallelReplicasPrivate, Refused};
@@ -213,16 +213,16 @@ unsafe fn expand(in_progress: &mut Vec<u32>, xmin: u32, xmax: u32) -> Result<(),
 /// # Safety
 /// `estate` is the state of a running query that passed [`check`]; `fragment` is its plan.
 pub unsafe fn begin(
-    private: &ParallelReplicasPrivate,
+    state: &State,
     fragment: *mut pg_sys::Plan,
     estate: *mut pg_sys::EState,
     query_id: [u8; 16],
-    own_writes: OwnWrites,
 ) -> Result<Begin, Refused> {
+    let private = &state.private;
     // SAFETY: as the caller says.
     unsafe {
         let mut relations = private.relations.iter();
-        let least = match own_writes {
+        let least = match state.own_writes {
             // It keeps out everybody else, is replayed, and held on every replica until this
             // transaction ends.
             OwnWrites::None | OwnWrites::Any => pg_sys::AccessExclusiveLock,
@@ -258,7 +258,7 @@ pub unsafe fn begin(
                 .map(|(_, oid)| relation_identity(pg_sys::Oid::from(*oid)))
                 .collect(),
             whole: private.whole,
-            plan: serialize_plan(private, fragment, estate),
+            plan: serialize_plan(state, fragment, estate),
             parameters: external_parameters(estate),
             exec_parameters: exec_parameters(private, estate),
             instrument: (*estate).es_instrument,
@@ -354,10 +354,11 @@ pub unsafe fn relation_identity(oid: pg_sys::Oid) -> RelationIdentity {
 /// # Safety
 /// As for [`begin`].
 unsafe fn serialize_plan(
-    private: &ParallelReplicasPrivate,
+    state: &State,
     fragment: *mut pg_sys::Plan,
     estate: *mut pg_sys::EState,
 ) -> Vec<u8> {
+    let private = &state.private;
     // SAFETY: as the caller says; the copy is ours to change.
     unsafe {
         let copy = pg_sys::copyObjectImpl(fragment.cast()).cast::<pg_sys::Plan>();
@@ -365,6 +366,7 @@ unsafe fn serialize_plan(
         for entry in plan::items::<pg_sys::TargetEntry>((*copy).targetlist) {
             (*entry).resjunk = false;
         }
+        state.live.keep(copy);
         if private.fold {
             fold::plan(copy);
         }
@@ -378,6 +380,7 @@ unsafe fn serialize_plan(
             let original = (*estate).es_plannedstmt;
             let subplans = pg_sys::copyObjectImpl((*original).subplans.cast()).cast();
             for subplan in plan::items::<pg_sys::Plan>(subplans) {
+                state.live.keep(subplan);
                 if private.fold && !subplan.is_null() {
                     fold::plan(subplan);
                 }

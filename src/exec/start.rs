@@ -9,7 +9,7 @@ use super::dispatch::Dispatch;
 use super::parallel_replicas::{ParallelReplicasState, between_pieces};
 use super::state::State;
 use super::tasks::{LOCAL_REPLICA, Participants};
-use super::{granule_scan, local, shipment, tasks};
+use super::{granule_scan, local, pruning, shipment, tasks};
 use crate::log::{query, steps};
 use crate::pg::{ffi, plan};
 use crate::plan::hook::cannot_use_replicas;
@@ -34,12 +34,16 @@ pub unsafe fn start(node: *mut ParallelReplicasState) {
         let ps = &raw mut (*node).css.ss.ps;
         let fragment = (*ps).lefttree;
         let estate = (*ps).state;
-        if decide(node) {
-            // May run the InitPlans, whose errors are the query's.
+        let may_use_replicas = check(node);
+        if may_use_replicas {
+            // May run the InitPlans, whose errors are the query's, and by whose values partitions are
+            // chosen.
             ffi::ExecSetParamPlanMulti(
                 plan::bitmapset(&(*state).private.init_params),
                 ffi::per_tuple_expr_context(estate),
             );
+        }
+        if decide(node, may_use_replicas) {
             dispatch(node);
         }
         let workers = (*state).workers_planned;
@@ -53,21 +57,20 @@ pub unsafe fn start(node: *mut ParallelReplicasState) {
     }
 }
 
-/// Fixes the participants. False if this server executes the fragment alone.
+/// May replicas take part, as far as this server is concerned?
 ///
 /// # Safety
 /// The state is ours.
 #[pgrx::pg_guard]
-unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
+unsafe extern "C-unwind" fn check(node: *mut ParallelReplicasState) -> bool {
     // SAFETY: as the caller says.
     unsafe {
         let state = &mut *(*node).state;
-        let ps = &raw mut (*node).css.ss.ps;
-        let estate = (*ps).state;
+        let estate = (*node).css.ss.ps.state;
         let scope = query::enter(estate, queue::granted(estate));
-        let first = state.participants.processes.is_empty();
+        state.participants.scope = scope;
         // Once a parallel context exists, its memory is sized for these participants.
-        if first || state.refused.is_none() {
+        if state.participants.processes.is_empty() || state.refused.is_none() {
             state.refused = shipment::check(estate, !state.private.whole, state.own_writes)
                 .and_then(|()| check_whole(state, estate))
                 .err();
@@ -77,39 +80,76 @@ unsafe extern "C-unwind" fn decide(node: *mut ParallelReplicasState) -> bool {
             if state.private.strict && why.reason != Reason::SwitchedOff {
                 cannot_use_replicas(why);
             }
-            if first {
-                events::add(Event::LocalFallbackCount, 1);
-                state.workers_planned = local_workers_without_replicas(state, estate);
-                state.participants = Participants::local(state.workers_planned as usize);
-            }
-        } else if first && !choose_replicas(state) {
-            let why = Refused::new(Reason::NoReplicaUsable, "");
-            if state.private.strict {
-                cannot_use_replicas(&why);
-            }
-            state.refused = Some(why);
-            events::add(Event::LocalFallbackCount, 1);
-            state.workers_planned = local_workers_without_replicas(state, estate);
-            state.participants = Participants::local(state.workers_planned as usize);
-        } else if first {
-            state.workers_planned = if state.private.local_plan {
-                state.private.local_workers.min(useful_workers(state))
-            } else {
-                0
-            };
-            state.participants = participants(state);
         }
-        state.participants.scope = scope;
-        for scan in &state.scans {
-            granule_scan::manage(*scan, &state.participants);
-            if state.refused.is_none() {
+        state.refused.is_none()
+    }
+}
+
+/// Fixes the participants. False if this server executes the fragment alone.
+///
+/// # Safety
+/// The state is ours. If replicas may take part, the InitPlans have run.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn decide(
+    node: *mut ParallelReplicasState,
+    may_use_replicas: bool,
+) -> bool {
+    // SAFETY: as the caller says.
+    unsafe {
+        let state = &mut *(*node).state;
+        let ps = &raw mut (*node).css.ss.ps;
+        let estate = (*ps).state;
+        state.live = pruning::live((*ps).lefttree, may_use_replicas);
+        if may_use_replicas && !state.private.whole && state.live.scans.is_empty() {
+            // All partitions are pruned. At the next execution there may be some, and others to help.
+            return false;
+        }
+        if state.participants.processes.is_empty() {
+            choose_participants(state, estate);
+            // Of all scans: each has its place in the memory of a parallel context.
+            for scan in pruning::live((*ps).lefttree, false).scans {
+                granule_scan::manage(scan, &state.participants);
+            }
+        }
+        if state.refused.is_none() {
+            for scan in &state.live.scans {
                 granule_scan::call_between_pieces(*scan, between_pieces, node.cast());
             }
         }
-        let blocks = state.scans.iter().map(|scan| granule_scan::blocks(*scan));
+        let scans = &state.live.scans;
+        let blocks = scans.iter().map(|scan| granule_scan::blocks(*scan));
         state.participants.blocks = blocks.map(u64::from).sum();
         state.refused.is_none()
     }
+}
+
+/// At the first execution.
+///
+/// # Safety
+/// The query is executed in `estate`.
+unsafe fn choose_participants(state: &mut State, estate: *mut pg_sys::EState) {
+    let scope = state.participants.scope;
+    if state.refused.is_none() && !choose_replicas(state) {
+        let why = Refused::new(Reason::NoReplicaUsable, "");
+        if state.private.strict {
+            cannot_use_replicas(&why);
+        }
+        state.refused = Some(why);
+    }
+    if state.refused.is_some() {
+        events::add(Event::LocalFallbackCount, 1);
+        // SAFETY: as the caller says.
+        state.workers_planned = unsafe { local_workers_without_replicas(state, estate) };
+        state.participants = Participants::local(state.workers_planned as usize);
+    } else {
+        state.workers_planned = if state.private.local_plan {
+            state.private.local_workers.min(useful_workers(state))
+        } else {
+            0
+        };
+        state.participants = participants(state);
+    }
+    state.participants.scope = scope;
 }
 
 /// A whole query is for the replica of its tag, and not within another.
@@ -177,6 +217,7 @@ unsafe fn local_workers_without_replicas(state: &State, estate: *const pg_sys::E
 fn useful_workers(state: &State) -> i32 {
     // SAFETY: the fragment's scans, whose relations are open.
     let granules = state
+        .live
         .scans
         .iter()
         .map(|scan| u64::from(unsafe { granule_scan::granules(*scan) }));
@@ -226,7 +267,7 @@ unsafe extern "C-unwind" fn dispatch(node: *mut ParallelReplicasState) {
         let scope = state.participants.scope;
         let fragment = (*(*ps).plan).lefttree;
         let id = scope.origin.query_id;
-        let begin = match shipment::begin(&state.private, fragment, estate, id, state.own_writes) {
+        let begin = match shipment::begin(state, fragment, estate, id) {
             Ok(begin) => begin,
             Err(why) => {
                 query::not_used(estate, &scope, why.reason.code(), &why.describe());
@@ -250,7 +291,7 @@ unsafe extern "C-unwind" fn dispatch(node: *mut ParallelReplicasState) {
             u16::from(state.private.local_plan),
             1 + state.workers_planned as u16,
             body,
-            state.scans.clone(),
+            state.live.scans.clone(),
             state.private.streaming,
             (*estate).es_query_cxt,
             &state.participants,
@@ -268,16 +309,16 @@ unsafe extern "C-unwind" fn lay_out(node: *mut ParallelReplicasState) {
     unsafe {
         let state = &mut *(*node).state;
         if state.pei.is_null() {
-            for scan in &state.scans {
+            for scan in &state.live.scans {
                 granule_scan::init_private_tasks(*scan);
             }
         }
         if state.private.ramp {
-            for scan in &state.scans {
+            for scan in &state.live.scans {
                 granule_scan::start_small(*scan);
             }
         }
-        let granules = state.scans.iter().map(|scan| {
+        let granules = state.live.scans.iter().map(|scan| {
             let memory = granule_scan::task_memory(*scan);
             u64::from(tasks::with(memory, |state| Ok(state.selected())))
         });
@@ -296,7 +337,7 @@ unsafe extern "C-unwind" fn lay_out(node: *mut ParallelReplicasState) {
         state.until_service = 0;
         state.accounted = false;
         state.waited_us = 0;
-        state.unneeded = vec![false; state.scans.len()];
+        state.unneeded = vec![false; state.live.scans.len()];
         state.whole_done = 0;
         state.unassigned_at_last_round = 0;
     }

@@ -8,6 +8,7 @@ use super::granule_scan::{self, GranuleScanState};
 use super::held_rows::HeldRows;
 use super::link::Link;
 use super::merge::Merge;
+use super::pruning::Live;
 use super::tasks::{self, Participants, Spent};
 use crate::pg::ffi;
 use crate::plan::private::{ParallelReplicasPrivate, Refused};
@@ -40,8 +41,8 @@ pub enum OwnWrites {
 pub struct State {
     pub private: ParallelReplicasPrivate,
     pub participants: Participants,
-    /// The fragment's granule scans in order.
-    pub scans: Vec<*mut GranuleScanState>,
+    /// What of the fragment is executed, with its granule scans.
+    pub live: Live,
     pub dispatch: Option<Dispatch>,
     /// Why the fragment is executed without replicas.
     pub refused: Option<Refused>,
@@ -123,7 +124,7 @@ impl State {
         State {
             private,
             participants: Participants::default(),
-            scans: Vec::new(),
+            live: Live::default(),
             dispatch: None,
             refused: None,
             pei: std::ptr::null_mut(),
@@ -212,7 +213,8 @@ impl State {
 
     /// Scans whose every granule must be read.
     fn needed_scans(&self) -> impl Iterator<Item = &*mut GranuleScanState> {
-        self.scans
+        self.live
+            .scans
             .iter()
             .zip(&self.unneeded)
             .filter(|(_, unneeded)| !**unneeded)
@@ -314,7 +316,7 @@ impl State {
 
     /// Marks everything that the local processes and the leader hold as delivered.
     pub fn deliver_local(&self, processes: std::ops::Range<u16>) {
-        for node in &self.scans {
+        for node in &self.live.scans {
             for process in processes.clone() {
                 // SAFETY: as in `unassigned`.
                 unsafe {
@@ -345,7 +347,7 @@ impl State {
         let mut summary = Summary::default();
         let first_link = 1 + self.workers_planned as u16;
         let mut counters = vec![ProcessCounters::default(); self.participants.processes.len()];
-        for node in &self.scans {
+        for node in &self.live.scans {
             // SAFETY: as in `unassigned`.
             unsafe {
                 let memory = granule_scan::task_memory(*node);

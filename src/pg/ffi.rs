@@ -177,6 +177,11 @@ guarded! {
     ) -> *mut pg_sys::List;
     // pg_locale.c
     fn get_collation_actual_version(provider: c_char, name: *const c_char) -> *mut c_char;
+    // execPartition.c
+    fn ExecFindMatchingSubPlans(
+        state: *mut pg_sys::PartitionPruneState,
+        initial: bool,
+    ) -> *mut pg_sys::Bitmapset;
     // nodeFuncs.c
     fn expression_tree_mutator(
         node: *mut pg_sys::Node,

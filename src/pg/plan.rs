@@ -92,6 +92,62 @@ pub unsafe fn children(plan: *mut pg_sys::Plan) -> Vec<*mut *mut pg_sys::Plan> {
     places
 }
 
+/// How an Append or MergeAppend chooses among its children when it is executed; null if it, or any other
+/// node, does not.
+///
+/// # Safety
+/// `plan` is a valid plan node.
+pub unsafe fn prune_info(plan: *const pg_sys::Plan) -> *const pg_sys::PartitionPruneInfo {
+    // SAFETY: the tag tells the node's type.
+    unsafe {
+        match (*plan).type_ {
+            pg_sys::NodeTag::T_Append => (*plan.cast::<pg_sys::Append>()).part_prune_info,
+            pg_sys::NodeTag::T_MergeAppend => (*plan.cast::<pg_sys::MergeAppend>()).part_prune_info,
+            _ => std::ptr::null(),
+        }
+    }
+}
+
+/// The parameters of the executor by which it chooses. Those of the query, and functions, count only when
+/// the plan is initialised.
+///
+/// # Safety
+/// `info` is valid.
+pub unsafe fn prune_params(info: *const pg_sys::PartitionPruneInfo) -> Vec<i32> {
+    // SAFETY: as the caller says; a list for each partitioned table, an element for each of its levels.
+    unsafe {
+        items::<pg_sys::List>((*info).prune_infos)
+            .flat_map(|levels| items::<pg_sys::PartitionedRelPruneInfo>(levels))
+            .flat_map(|level| members((*level).execparamids))
+            .collect()
+    }
+}
+
+/// Leaves only the children at these positions in an Append or MergeAppend, which has nothing to choose then.
+///
+/// # Safety
+/// `plan` is one of these, and has so many children.
+pub unsafe fn keep_children(plan: *mut pg_sys::Plan, positions: &[usize]) {
+    // SAFETY: as the caller says; the tag tells the type.
+    unsafe {
+        let list = positions
+            .iter()
+            .map(|position| *children(plan)[*position])
+            .fold(std::ptr::null_mut(), |list, child| {
+                pg_sys::lappend(list, child.cast())
+            });
+        if (*plan).type_ == pg_sys::NodeTag::T_Append {
+            let append = plan.cast::<pg_sys::Append>();
+            (*append).appendplans = list;
+            (*append).part_prune_info = std::ptr::null_mut();
+        } else {
+            let append = plan.cast::<pg_sys::MergeAppend>();
+            (*append).mergeplans = list;
+            (*append).part_prune_info = std::ptr::null_mut();
+        }
+    }
+}
+
 /// The places of a plan node's own expressions, apart from its children's; empty ones left out.
 ///
 /// # Safety

@@ -10,7 +10,9 @@ use super::private::{GranuleScanPrivate, Refused, from_list, is_granule_scan};
 use super::relations;
 use super::types;
 use crate::pg::guc;
-use crate::pg::plan::{Walk, children, every_node, expressions, items, members, node_name};
+use crate::pg::plan::{
+    Walk, children, every_node, expressions, items, members, node_name, prune_info, prune_params,
+};
 use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
 use std::collections::BTreeMap;
@@ -43,6 +45,10 @@ pub struct Findings {
     /// The plan is a whole query, which one process executes. Then its rows may depend on who executes
     /// it (which ones a LIMIT lets pass, in which order a window sees equals), and subplans are shipped.
     pub whole: bool,
+    /// Parameters that are shipped with their values.
+    pub init_params: Vec<i32>,
+    /// Some Append chooses among its children when it is executed, which only a coordinator may.
+    pub prunes: bool,
     /// Granule scans found.
     pub scans: usize,
     /// Estimated rows of the tables that are scanned in granules.
@@ -65,6 +71,7 @@ pub unsafe fn fragment(
 ) -> Result<Findings, Refused> {
     let mut findings = Findings {
         extensions,
+        init_params: init_params.to_vec(),
         ..Findings::default()
     };
     // Some types compare texts inside by the default collation, whatever the expression says.
@@ -178,9 +185,7 @@ unsafe fn node(
             }
             NodeTag::T_Append => {
                 let append = plan.cast::<pg_sys::Append>();
-                if !(*append).part_prune_info.is_null() {
-                    return Err(Refused::new(Reason::PlanNode, "run-time partition pruning"));
-                }
+                pruning(plan, findings)?;
                 if leading && (*append).first_partial_plan != 0 {
                     return Err(Refused::new(
                         Reason::PlanNode,
@@ -311,9 +316,7 @@ unsafe fn node(
             NodeTag::T_Material if !leading => {}
             NodeTag::T_MergeAppend if !leading => {
                 let append = plan.cast::<pg_sys::MergeAppend>();
-                if !(*append).part_prune_info.is_null() {
-                    return Err(Refused::new(Reason::PlanNode, "run-time partition pruning"));
-                }
+                pruning(plan, findings)?;
                 collations((*append).collations, (*append).numCols, findings);
                 let own = (*plan).targetlist;
                 operators(
@@ -348,6 +351,33 @@ unsafe fn node(
         }
     }
     Ok(())
+}
+
+/// The coordinator ships the partitions that it has chosen, which it can where all that they are chosen by
+/// is known by then.
+///
+/// # Safety
+/// `plan` is a valid plan node.
+unsafe fn pruning(plan: *const pg_sys::Plan, findings: &mut Findings) -> Result<(), Refused> {
+    // SAFETY: as the caller says.
+    unsafe {
+        let info = prune_info(plan);
+        if info.is_null() {
+            return Ok(());
+        }
+        findings.prunes = true;
+        let params = prune_params(info);
+        match params
+            .iter()
+            .all(|param| findings.init_params.contains(param))
+        {
+            true => Ok(()),
+            false => Err(Refused::new(
+                Reason::PlanNode,
+                "partitions chosen for each row",
+            )),
+        }
+    }
 }
 
 /// # Safety

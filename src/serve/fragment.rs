@@ -8,7 +8,7 @@
 use super::counted::{bytes_of, instrumentation, jit_usage};
 use super::{copy_both, guards, pins, spent};
 use crate::exec::granule_scan::{self, Boundary, GranuleScanState, LinkTask};
-use crate::exec::parallel_replicas::collect_scans;
+use crate::exec::pruning;
 use crate::exec::shipment::SHIPPED_SETTINGS;
 use crate::pg::wait::now_micros;
 use crate::pg::{executor, ffi, guc, plan, proc};
@@ -211,8 +211,7 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
         );
         pg_sys::ExecutorStart(query, 0);
         restore_exec_parameters(begin, query);
-        let mut scans = Vec::new();
-        collect_scans((*query).planstate, &mut scans);
+        let scans = pruning::live((*query).planstate, false).scans;
         for (index, scan) in scans.iter().enumerate() {
             (**scan).scan_index = index as u32;
         }
@@ -338,6 +337,12 @@ unsafe fn read_plan(begin: &Begin) -> Result<*mut pg_sys::PlannedStmt, Refusal> 
             return Err(guards::refusal(
                 "plan",
                 "an expression was not evaluated beforehand",
+            ));
+        }
+        if findings.prunes {
+            return Err(guards::refusal(
+                "plan",
+                "partitions were not chosen beforehand",
             ));
         }
         let locked = |oid: &u32| begin.relations.iter().any(|relation| relation.oid == *oid);

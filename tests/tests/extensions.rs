@@ -387,6 +387,47 @@ fn with_another_text(mut library: Vec<u8>) -> Vec<u8> {
     library
 }
 
+/// PostGIS: a type with operators, functions in C that call a library of theirs, aggregates with a state.
+#[test]
+fn postgis_is_shipped_where_it_is_listed() {
+    let cluster = options().start();
+    cluster.register_replicas();
+    let mut client = cluster.connect(PRIMARY);
+    run(
+        &mut client,
+        "CREATE EXTENSION postgis;
+         CREATE TABLE place AS SELECT i, ST_SetSRID(ST_MakePoint(i % 200, i / 200), 4326) AS g
+             FROM generate_series(1, 20000) i;
+         CREATE TABLE area AS SELECT i, ST_MakeEnvelope(i * 20, 0, i * 20 + 15, 90, 4326) AS g
+             FROM generate_series(0, 9) i;
+         CREATE INDEX ON area USING gist (g); ANALYZE place; ANALYZE area",
+    );
+    cluster.wait_all_caught_up();
+    let queries = [
+        "SELECT count(*) FROM place WHERE g && ST_MakeEnvelope(10, 10, 50, 50, 4326)",
+        "SELECT count(*), sum(ST_X(g)) FROM place
+         WHERE ST_DWithin(g, ST_SetSRID(ST_MakePoint(100, 50), 4326), 20)",
+        "SELECT ST_Extent(g)::text FROM place WHERE i % 3 = 0",
+        "SELECT i, ST_AsText(g) FROM place WHERE ST_Area(ST_Buffer(g, 1)) > 3 ORDER BY i LIMIT 10",
+        "SELECT a.i, count(*) FROM place p JOIN area a ON ST_Contains(a.g, p.g) GROUP BY a.i",
+        "SELECT i % 4, ST_AsText(ST_Centroid(ST_Collect(g ORDER BY i))) FROM place GROUP BY 1",
+    ];
+    let unlisted = reason(&mut client, queries[0]);
+    assert!(unlisted.contains("geometry_overlaps"), "{unlisted}");
+    run(&mut client, FORCED);
+    run(
+        &mut client,
+        "SET parallel_replicas.shippable_extensions = postgis",
+    );
+    for query in queries {
+        Differential::new(&mut client)
+            .between(OFF, FORCED)
+            .check(query);
+        assert!(uses_replicas(&mut client, query), "{query}");
+    }
+    damage_check(&cluster);
+}
+
 /// Debian's packages of extensions that watch statements, run jobs, make partitions or count.
 #[test]
 fn extensions_of_packages_do_not_mind() {

@@ -144,6 +144,8 @@ const SHIPPED: [(&str, &str); 27] = [
 fn cluster() -> (Cluster, Client) {
     let cluster = Cluster::builder()
         .standbys(2)
+        // A vacuumed table has its plans made anew, perhaps while replicas are off.
+        .autovacuum(false)
         // So that a slow machine does not turn a replica into one that is left out.
         .setting("parallel_replicas.connect_timeout", "5s")
         .setting("parallel_replicas.replay_wait_timeout", "30s")
@@ -239,10 +241,9 @@ fn prepared_statements_and_functions_are_shipped() {
     damage_check(&cluster);
 }
 
-/// PostgreSQL does not execute a cursor's query in parallel, because it may stop halfway; and which
-/// partitions a parameter leaves, each process would find out for itself.
+/// PostgreSQL does not execute a cursor's query in parallel, because it may stop halfway.
 #[test]
-fn cursors_and_run_time_pruning_are_local_and_right() {
+fn cursors_are_local_and_right() {
     let (cluster, mut client) = cluster();
     run(&mut client, FORCED);
     let before = used(&mut client);
@@ -260,19 +261,111 @@ fn cursors_and_run_time_pruning_are_local_and_right() {
         ),
         fetched
     );
+    damage_check(&cluster);
+}
 
+/// A scan whose rows are asked of a subplan one by one stays here; the subplan itself may be shipped.
+#[test]
+fn scans_with_subplans_are_kept_out() {
+    let (cluster, mut client) = cluster();
+    run(&mut client, FORCED);
+    for query in [
+        "SELECT count(*) FROM sale WHERE shop NOT IN (SELECT id FROM shop WHERE town = 3)",
+        "SELECT count(*) FROM sale WHERE (shop IN (SELECT id FROM shop WHERE town = 3)) IS NOT TRUE",
+        "SELECT count(*) FROM sale s
+         WHERE (SELECT max(town) FROM shop WHERE id = s.shop AND s.kind < 3) > 2",
+        "WITH c AS MATERIALIZED (SELECT id FROM shop WHERE town = 3)
+         SELECT count(*) FROM sale WHERE shop NOT IN (SELECT id FROM c)",
+    ] {
+        let plan = plan(&mut client, query);
+        assert!(plan.contains("SubPlan"), "{plan}");
+        assert!(!plan.contains("(GranuleScan) on sale"), "{plan}");
+        Differential::new(&mut client)
+            .between(OFF, FORCED)
+            .check(query);
+    }
+    damage_check(&cluster);
+}
+
+/// This server chooses the partitions, and replicas read those.
+#[test]
+fn partitions_that_are_chosen_at_run_time_are_shipped() {
+    let (cluster, mut client) = cluster();
     run(
         &mut client,
-        "SET plan_cache_mode = force_generic_plan;
-         PREPARE pruned (int) AS SELECT v, count(*) FROM parted WHERE id < $1 GROUP BY v",
+        "CREATE TABLE other (id int, v int) PARTITION BY RANGE (id);
+         CREATE TABLE other_1 PARTITION OF other FOR VALUES FROM (0) TO (100) PARTITION BY LIST (v);
+         CREATE TABLE other_1_1 PARTITION OF other_1 FOR VALUES IN (1);
+         CREATE TABLE other_1_2 PARTITION OF other_1 DEFAULT;
+         CREATE TABLE other_2 PARTITION OF other FOR VALUES FROM (100) TO (20001);
+         INSERT INTO other SELECT i, i % 3 FROM generate_series(1, 5000) i; ANALYZE other;
+         SET plan_cache_mode = force_generic_plan;
+         PREPARE below (int) AS SELECT v, count(*) FROM parted WHERE id < $1 GROUP BY v;
+         PREPARE inner_side (int, int) AS SELECT count(*), sum(o.id) FROM sale
+             JOIN (SELECT * FROM other WHERE id < $1 AND v = $2) o ON o.id = sale.id;
+         PREPARE two_tables (int) AS SELECT count(*), sum(o.id) FROM parted p
+             JOIN other o ON o.id = p.id WHERE p.id < $1 AND o.id < $1 AND o.v = (SELECT $1 % 3)",
     );
-    let plan = plan(&mut client, "EXECUTE pruned (5000)");
-    assert!(plan.contains("Subplans Removed: 1"), "{plan}");
-    let before = used(&mut client);
-    Differential::new(&mut client)
-        .between(OFF, FORCED)
-        .check("EXECUTE pruned (5000)");
-    assert_eq!(used(&mut client), before);
+    cluster.wait_all_caught_up();
+    let with_workers = format!("{FORCED}; SET parallel_replicas_local_plan = on");
+    for settings in [FORCED, &with_workers] {
+        run(&mut client, "DISCARD PLANS");
+        run(&mut client, settings);
+        for statement in ["below (1)", "inner_side (1, 1)", "two_tables (1)"] {
+            // The plan that is kept is one with replicas.
+            plan(&mut client, &format!("EXECUTE {statement}"));
+        }
+        for (query, replicas) in [
+            ("EXECUTE below (5000)", true),
+            ("EXECUTE below (15000)", true),
+            ("EXECUTE below (NULL)", false),
+            ("EXECUTE inner_side (90, 1)", true),
+            ("EXECUTE inner_side (2000, 2)", true),
+            ("EXECUTE inner_side (NULL, 1)", true),
+            ("EXECUTE two_tables (50)", true),
+            ("EXECUTE two_tables (12000)", true),
+            (
+                "SELECT v, count(*) FROM parted WHERE id < (SELECT max(id) * 100 FROM shop) GROUP BY v",
+                true,
+            ),
+            (
+                "SELECT count(*) FROM parted WHERE id < (SELECT 0 WHERE random() >= 0)",
+                false,
+            ),
+            // Executed three times, with other partitions each time.
+            (
+                "SELECT k, (SELECT count(*) FROM parted WHERE id < (SELECT k * 9000)) FROM generate_series(0, 3) k",
+                true,
+            ),
+        ] {
+            let before = used(&mut client);
+            Differential::new(&mut client)
+                .between(OFF, settings)
+                .check(query);
+            if settings == FORCED {
+                assert_eq!(used(&mut client) > before, replicas, "{query}");
+            }
+        }
+        let plan = plan(&mut client, "EXECUTE below (5000)");
+        assert!(plan.contains("Custom Scan (ParallelReplicas)"), "{plan}");
+        assert!(plan.contains("Subplans Removed: 1"), "{plan}");
+    }
+    // Of the partition that is pruned nothing is read anywhere.
+    let analyzed: String = client
+        .query(
+            "EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT v, count(*) FROM parted
+             WHERE id < (SELECT max(id) * 100 FROM shop) GROUP BY v",
+            &[],
+        )
+        .unwrap()
+        .iter()
+        .map(|row| row.get::<_, String>(0) + "\n")
+        .collect();
+    let pruned = analyzed
+        .lines()
+        .find(|line| line.contains("on parted_2"))
+        .unwrap_or_else(|| panic!("{analyzed}"));
+    assert!(pruned.contains("never executed"), "{analyzed}");
     damage_check(&cluster);
 }
 

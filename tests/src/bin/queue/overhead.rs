@@ -1,15 +1,14 @@
 //! `queue overhead FILE`: what the queue costs statements that it does not keep waiting.
 //!
-//! `pgbench -S` with the queue off, on with the statements below `query_queue_min_cost`, and on with a free slot
-//! for each: throughput, and the server's CPU time per query, which noise of other processes hardly
-//! touches. The bar is a ratio of throughput of at least 0.995 for what bypasses.
+//! The look-ups of `pgbench -S` in one session, with the queue off, and on in short turns, so that what other
+//! processes do meets both alike: for statements below `query_queue_min_cost`, and for such as get a free slot.
+//! The bar is a ratio of throughput of at least 0.995 for what bypasses.
 //!
-//! Then the CPU time of an admission: one session, which is switched to and fro in short turns, so that
-//! all else is the same. The bar is 5 us.
+//! Then the CPU time of an admission, by turns as well. The bar is 5 us.
 
 use std::fs;
 
-use parallel_replicas_tests::pgbench::{cpu_of_ended_backends, number_after};
+use parallel_replicas_tests::pgbench::number_after;
 use parallel_replicas_tests::queue_server::{QueueServer, pid};
 use parallel_replicas_tests::{PRIMARY, system};
 use postgres::Client;
@@ -18,60 +17,46 @@ use serde_json::{Value, json};
 use crate::bench::apply;
 use crate::number;
 
-/// Modes of pgbench: name and settings. The first is what the others are compared with.
-const MODES: [(&str, &[(&str, &str)]); 3] = [
-    ("off", &[("enable_query_queue_select", "off")]),
-    (
-        "bypassing",
-        &[
-            ("enable_query_queue_select", "on"),
-            ("query_queue_min_cost", "100000"),
-        ],
-    ),
-    (
-        "admitted",
-        &[
-            ("enable_query_queue_select", "on"),
-            ("query_queue_min_cost", "0"),
-        ],
-    ),
-];
+/// What the queue does with statements that cost less than so much.
+const MODES: [(&str, &str); 2] = [("bypassing", "100000"), ("admitted", "0")];
 
-/// Of one mode, by rounds.
-#[derive(Clone, Default)]
-struct Figures {
-    per_second: Vec<f64>,
-    cpu_us: Vec<f64>,
-}
+/// Look-ups of a turn.
+const LOOK_UPS: usize = 100;
+
+/// Parts of a run, whose ratios show how much it scatters.
+const PARTS: usize = 10;
 
 pub fn run() -> String {
-    let rounds = number("BENCH_ROUNDS", 25) as usize;
+    let seconds = number("BENCH_SECONDS", 60);
     let server = QueueServer::start(&[
         ("parallel_replicas.query_queue_cores", "64"),
         ("parallel_replicas.query_queue_bypass_superuser", "off"),
     ]);
     pgbench(&server, &["-i", "-q", "-s", "10"]);
+    println!("\npgbench -S, 1 client, {seconds} s a line, in turns of {LOOK_UPS} look-ups");
+    println!(
+        "{:>10} {:>10} {:>8} {:>12} {:>12} {:>8} {:>16}",
+        "protocol", "queue", "turns", "off us", "on us", "ratio", "of each tenth"
+    );
     let mut rows = Vec::new();
     for protocol in ["simple", "prepared"] {
-        println!("\npgbench -S, {protocol} protocol, 4 clients, {rounds} rounds of 2 s a mode");
-        let mut figures = vec![Figures::default(); MODES.len()];
-        for round in 0..rounds {
-            for turn in 0..MODES.len() {
-                // Each mode comes first, second and last equally often.
-                let mode = (round + turn) % MODES.len();
-                apply(&server, MODES[mode].1);
-                measure(&server, protocol, &mut figures[mode]);
-            }
+        for (mode, least_cost) in MODES {
+            apply(
+                &server,
+                &[
+                    ("enable_query_queue_select", "on"),
+                    ("query_queue_min_cost", least_cost),
+                ],
+            );
+            rows.push(compare(&server, protocol, mode, seconds));
         }
-        rows.extend(compare(protocol, &figures));
     }
-    apply(&server, MODES[2].1);
     let (admission, in_group) = admission_us(&server);
     println!(
         "\nadmission with a free slot: {admission:.2} us of CPU; in a group: {in_group:.2} us"
     );
     let figures = json!({
-        "benchmark": "queue overhead", "rounds": rounds, "rows": rows,
+        "benchmark": "queue overhead", "seconds": seconds, "rows": rows,
         "admission_cpu_us": admission, "admission_in_group_cpu_us": in_group,
     });
     format!("{figures:#}\n")
@@ -87,43 +72,70 @@ fn pgbench(server: &QueueServer, arguments: &[&str]) -> String {
     system::output_of(&mut command)
 }
 
-fn measure(server: &QueueServer, protocol: &str, figures: &mut Figures) {
-    let before = cpu_of_ended_backends(&server.cluster);
-    let options = ["-S", "-n", "-c", "4", "-j", "1", "-T", "2", "-M", protocol];
-    let output = pgbench(server, &options);
-    let cpu = cpu_of_ended_backends(&server.cluster) - before;
-    let queries = number_after(&output, "number of transactions actually processed: ");
-    figures.per_second.push(number_after(&output, "tps = "));
-    figures.cpu_us.push(cpu * 1e6 / queries);
+/// Prints a line: the medians of a turn's time with the queue off and on, and the ratio of throughput.
+fn compare(server: &QueueServer, protocol: &str, mode: &str, seconds: u64) -> Value {
+    let times = turns_us(server, protocol, seconds);
+    let medians = |part: &[(usize, f64)]| {
+        [0, 1].map(|script| {
+            let of_script = part.iter().filter(|turn| turn.0 == script);
+            median(of_script.map(|turn| turn.1).collect()) / LOOK_UPS as f64
+        })
+    };
+    let ratio = |[off, on]: [f64; 2]| off / on;
+    let mut parts: Vec<f64> = times
+        .chunks_exact(times.len() / PARTS)
+        .map(|part| ratio(medians(part)))
+        .collect();
+    parts.sort_by(f64::total_cmp);
+    let (least, most) = (parts[0], parts[parts.len() - 1]);
+    let [off, on] = medians(&times);
+    let ratio = ratio([off, on]);
+    println!(
+        "{protocol:>10} {mode:>10} {:>8} {off:>12.2} {on:>12.2} {ratio:>8.4} {:>16}",
+        times.len(),
+        format!("{least:.4}..{most:.4}")
+    );
+    json!({
+        "protocol": protocol, "mode": mode, "turns": times.len(), "off_us": off, "on_us": on,
+        "throughput_ratio": ratio, "least_ratio_of_a_tenth": least, "most": most,
+    })
 }
 
-/// Prints a line for each mode. Ratios are the medians of the rounds' own.
-fn compare(protocol: &str, figures: &[Figures]) -> Vec<Value> {
-    println!(
-        "{:>10} {:>10} {:>8} {:>12} {:>8}",
-        "mode", "queries/s", "ratio", "CPU us/query", "ratio"
-    );
-    let ratio =
-        |of: &[f64], to: &[f64]| median(of.iter().zip(to).map(|(of, to)| of / to).collect());
-    let mut rows = Vec::new();
-    for ((name, _), mode) in MODES.iter().zip(figures) {
-        let row = json!({
-            "protocol": protocol, "mode": name,
-            "per_second": median(mode.per_second.clone()),
-            "per_second_ratio": ratio(&mode.per_second, &figures[0].per_second),
-            "cpu_us": median(mode.cpu_us.clone()),
-            "cpu_ratio": ratio(&mode.cpu_us, &figures[0].cpu_us),
-        });
-        println!(
-            "{name:>10} {:>10.0} {:>8.4} {:>12.2} {:>8.4}",
-            row["per_second"].as_f64().unwrap_or_default(),
-            row["per_second_ratio"].as_f64().unwrap_or_default(),
-            row["cpu_us"].as_f64().unwrap_or_default(),
-            row["cpu_ratio"].as_f64().unwrap_or_default(),
-        );
-        rows.push(row);
+/// Of each turn, which pgbench throws dice for: 0 for off or 1 for on, and how long it took.
+fn turns_us(server: &QueueServer, protocol: &str, seconds: u64) -> Vec<(usize, f64)> {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let look_up = "\\set aid random(1, 1000000)\n\
+                   SELECT abalance FROM pgbench_accounts WHERE aid = :aid;\n";
+    let mut arguments: Vec<String> = ["-n", "-c", "1", "-l", "-M", protocol]
+        .map(str::to_owned)
+        .into();
+    arguments.extend(["-T".to_owned(), seconds.to_string()]);
+    for queue in ["off", "on "] {
+        let path = folder.path().join(queue.trim());
+        let set = format!("SET enable_query_queue = {queue};\n");
+        fs::write(&path, set + &look_up.repeat(LOOK_UPS)).expect("a script");
+        arguments.extend(["-f".to_owned(), path.display().to_string()]);
     }
-    rows
+    let log = folder.path().join("turns");
+    arguments.push(format!("--log-prefix={}", log.display()));
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let output = pgbench(server, &arguments);
+    let mut times = Vec::new();
+    for entry in fs::read_dir(folder.path()).expect("the folder") {
+        let path = entry.expect("a file").path();
+        if path.extension().is_none() {
+            continue;
+        }
+        // Client, transaction, microseconds, script, and when.
+        for line in fs::read_to_string(path).expect("pgbench's log").lines() {
+            let fields: Vec<&str> = line.split(' ').collect();
+            let script = fields[3].parse().expect("a number");
+            times.push((script, fields[2].parse().expect("a number")));
+        }
+    }
+    let turns = number_after(&output, "number of transactions actually processed: ");
+    assert_eq!(times.len(), turns as usize, "{output}");
+    times
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
