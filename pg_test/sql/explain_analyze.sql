@@ -4,6 +4,7 @@
 SET enable_parallel_replicas = 2;
 SET max_parallel_workers_per_gather = 2;
 SET min_parallel_table_scan_size = 0;
+SELECT parallel_replicas.reset_events();
 -- The stable facts of an execution.  How many granules a participant reads is chance.
 CREATE FUNCTION analyze_json(query text) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE

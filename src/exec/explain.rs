@@ -3,11 +3,11 @@
 use super::parallel_replicas::ParallelReplicasState;
 use super::state::{ReplicaSummary, State};
 use crate::log;
-use crate::pg::ffi;
+use crate::pg::plan::{Walk, every_state};
 use parallel_replicas_core::frame::FragmentReport;
 use parallel_replicas_core::task_state::ProcessCounters;
 use pgrx::pg_sys;
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CStr, CString};
 
 /// A thin cover over PostgreSQL's property functions.
 struct Output(*mut pg_sys::ExplainState);
@@ -281,30 +281,16 @@ unsafe fn from_bytes<T>(bytes: &[u8]) -> Option<T> {
 /// # Safety
 /// `root` is a valid plan state.
 unsafe fn find(root: *mut pg_sys::PlanState, id: i32) -> *mut pg_sys::PlanState {
-    struct Search {
-        id: i32,
-        found: *mut pg_sys::PlanState,
-    }
-    #[pgrx::pg_guard]
-    unsafe extern "C-unwind" fn walker(ps: *mut pg_sys::PlanState, context: *mut c_void) -> bool {
-        if ps.is_null() {
-            return false;
-        }
-        // SAFETY: `context` is the search below; the walker only visits valid states.
-        unsafe {
-            let search = context.cast::<Search>();
-            if (*(*ps).plan).plan_node_id == (*search).id {
-                (*search).found = ps;
-                return true;
+    let mut found = std::ptr::null_mut();
+    // SAFETY: as the caller says; the walker only visits valid states.
+    unsafe {
+        every_state(root, &mut |state| {
+            if (*(*state).plan).plan_node_id == id {
+                found = state;
+                return Walk::Stop;
             }
-            ffi::guarded::planstate_tree_walker(ps, Some(walker), context)
-        }
+            Walk::Down
+        });
     }
-    let mut search = Search {
-        id,
-        found: std::ptr::null_mut(),
-    };
-    // SAFETY: as the caller says.
-    unsafe { walker(root, (&raw mut search).cast()) };
-    search.found
+    found
 }

@@ -15,7 +15,7 @@ pub unsafe fn plan(plan: *mut pg_sys::Plan) {
     // SAFETY: as the caller says.
     unsafe {
         for place in expression_places(plan) {
-            *place = mutate(*place, std::ptr::null_mut());
+            *place = rewritten(*place);
         }
         for place in children(plan) {
             self::plan(*place);
@@ -23,17 +23,24 @@ pub unsafe fn plan(plan: *mut pg_sys::Plan) {
     }
 }
 
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn mutate(
-    node: *mut pg_sys::Node,
-    context: *mut c_void,
-) -> *mut pg_sys::Node {
-    if node.is_null() {
-        return node;
+/// # Safety
+/// `node` is null or a valid expression.
+unsafe fn rewritten(node: *mut pg_sys::Node) -> *mut pg_sys::Node {
+    // Only PostgreSQL calls it: an error that it raises jumps over whoever does.
+    #[pgrx::pg_guard]
+    unsafe extern "C-unwind" fn mutator(
+        node: *mut pg_sys::Node,
+        _context: *mut c_void,
+    ) -> *mut pg_sys::Node {
+        // SAFETY: the mutator only visits valid nodes, and null.
+        unsafe { rewritten(node) }
     }
-    // SAFETY: the mutator only visits valid nodes. Its callback is declared without arguments in
-    // PostgreSQL 15's header and called with these two.
+    // SAFETY: as the caller says. The mutator's callback is declared without arguments in PostgreSQL 15's
+    // header and called with these two.
     unsafe {
+        if node.is_null() {
+            return node;
+        }
         if shippable::is_foldable(node) {
             return pg_sys::evaluate_expr(
                 node.cast(),
@@ -43,6 +50,6 @@ unsafe extern "C-unwind" fn mutate(
             )
             .cast();
         }
-        ffi::guarded::expression_tree_mutator(node, mutate, context)
+        ffi::guarded::expression_tree_mutator(node, mutator, std::ptr::null_mut())
     }
 }

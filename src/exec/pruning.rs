@@ -5,10 +5,10 @@
 //! settings of its own.
 
 use super::granule_scan::{self, GranuleScanState};
-use crate::pg::{ffi, plan};
+use crate::pg::ffi;
+use crate::pg::plan::{self, Walk};
 use pgrx::pg_sys;
 use std::collections::BTreeMap;
-use std::ffi::c_void;
 
 /// What of an initialised plan is executed.
 #[derive(Debug, Default)]
@@ -19,56 +19,16 @@ pub struct Live {
     children: BTreeMap<i32, Vec<usize>>,
 }
 
-/// Finds it. `known`: the parameters that the plan depends on have their values; without them, only what
-/// was pruned when the plan was initialised is left out.
+/// Finds it. `known`: the parameters by which partitions are chosen have their values; without them, only
+/// what was pruned when the plan was initialised is left out.
 ///
 /// # Safety
 /// `state` is an initialised plan state.
 pub unsafe fn live(state: *mut pg_sys::PlanState, known: bool) -> Live {
-    let mut walk = Walk {
-        live: Live::default(),
-        known,
-    };
+    let mut live = Live::default();
     // SAFETY: as the caller says.
-    unsafe { visit(state, (&raw mut walk).cast()) };
-    walk.live
-}
-
-struct Walk {
-    live: Live,
-    known: bool,
-}
-
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn visit(state: *mut pg_sys::PlanState, context: *mut c_void) -> bool {
-    // SAFETY: `context` is a `Walk`, of which nothing is borrowed across the calls; the walker only visits
-    // valid states, and null.
-    unsafe {
-        if state.is_null() {
-            return false;
-        }
-        let walk = context.cast::<Walk>();
-        if let Some(scan) = granule_scan::from_plan_state(state) {
-            (*walk).live.scans.push(scan);
-        }
-        let info = plan::prune_info((*state).plan);
-        if info.is_null() {
-            return ffi::guarded::planstate_tree_walker(state, Some(visit), context);
-        }
-        let children =
-            executed_children(state, (*walk).known && !plan::prune_params(info).is_empty());
-        let positions = plan::children((*state).plan)
-            .into_iter()
-            .enumerate()
-            .filter(|(_, place)| children.iter().any(|child| (**child).plan == **place))
-            .map(|(position, _)| position);
-        let positions = positions.collect();
-        (*walk)
-            .live
-            .children
-            .insert((*(*state).plan).plan_node_id, positions);
-        children.into_iter().any(|child| visit(child, context))
-    }
+    unsafe { live.add(state, known) };
+    live
 }
 
 /// # Safety
@@ -96,7 +56,12 @@ unsafe fn executed_children(
             )
         };
         let numbers = match choose && count > 0 {
-            true => plan::members(ffi::guarded::ExecFindMatchingSubPlans(pruning, false)),
+            true => {
+                let found = ffi::guarded::ExecFindMatchingSubPlans(pruning, false);
+                let numbers = plan::members(found);
+                pg_sys::bms_free(found);
+                numbers
+            }
             false => (0..count).collect(),
         };
         numbers
@@ -107,21 +72,54 @@ unsafe fn executed_children(
 }
 
 impl Live {
+    /// Adds what of this plan is executed; for a plan that is no part of the one before, a subquery's.
+    ///
+    /// # Safety
+    /// As for [`live`].
+    pub unsafe fn add(&mut self, state: *mut pg_sys::PlanState, known: bool) {
+        // SAFETY: as the caller says; the walker only visits valid states.
+        unsafe {
+            plan::every_state(state, &mut |state| {
+                if let Some(scan) = granule_scan::from_plan_state(state) {
+                    self.scans.push(scan);
+                }
+                let info = plan::prune_info((*state).plan);
+                if info.is_null() {
+                    return Walk::Down;
+                }
+                let choose = known && !plan::prune_params(info).is_empty();
+                let children = executed_children(state, choose);
+                let places = plan::children((*state).plan).into_iter().enumerate();
+                let positions = places
+                    .filter(|(_, place)| children.iter().any(|child| (**child).plan == **place))
+                    .map(|(position, _)| position)
+                    .collect();
+                self.children
+                    .insert((*(*state).plan).plan_node_id, positions);
+                for child in children {
+                    self.add(child, known);
+                }
+                Walk::Skip
+            });
+        }
+    }
+
     /// Leaves the same children in a copy of the plan.
     ///
     /// # Safety
-    /// `copy` is null or a copy of the plan that this was found in, or of one of its subplans, and ours to change.
-    pub unsafe fn keep(&self, copy: *mut pg_sys::Plan) {
+    /// `place` holds null, or a copy of the plan that this was found in, or of one of its subplans, which is
+    /// ours to change.
+    pub unsafe fn keep(&self, place: *mut *mut pg_sys::Plan) {
         // SAFETY: as the caller says.
         unsafe {
-            if copy.is_null() {
+            if (*place).is_null() {
                 return;
             }
-            if let Some(positions) = self.children.get(&(*copy).plan_node_id) {
-                plan::keep_children(copy, positions);
+            if let Some(positions) = self.children.get(&(**place).plan_node_id) {
+                plan::keep_children(place, positions);
             }
-            for place in plan::children(copy) {
-                self.keep(*place);
+            for place in plan::children(*place) {
+                self.keep(place);
             }
         }
     }

@@ -17,7 +17,7 @@ use parallel_replicas_core::frame::{
 };
 use parallel_replicas_core::reason::Reason;
 use parallel_replicas_core::snapshot::WireSnapshot;
-use pgrx::pg_sys;
+use pgrx::{PgMemoryContexts, pg_sys};
 use std::ffi::CStr;
 
 /// Settings that expressions or the executor read.
@@ -348,8 +348,8 @@ pub unsafe fn relation_identity(oid: pg_sys::Oid) -> RelationIdentity {
     }
 }
 
-/// The fragment as the text of a statement of its own, after PostgreSQL's execParallel.c. A whole query
-/// takes the plans of its subqueries along.
+/// The fragment as the text of a statement, made in a memory context of its own: a plan may be executed
+/// many times in a query.
 ///
 /// # Safety
 /// As for [`begin`].
@@ -358,15 +358,37 @@ unsafe fn serialize_plan(
     fragment: *mut pg_sys::Plan,
     estate: *mut pg_sys::EState,
 ) -> Vec<u8> {
+    let mut context = PgMemoryContexts::new("parallel_replicas shipped plan");
+    // SAFETY: as the caller says; nothing that is allocated there is used afterwards.
+    unsafe {
+        context.switch_to(|_| {
+            let statement = shipped_statement(state, fragment, estate);
+            CStr::from_ptr(pg_sys::nodeToString(statement.cast()))
+                .to_bytes()
+                .to_vec()
+        })
+    }
+}
+
+/// A statement of its own, after PostgreSQL's execParallel.c. A whole query takes the plans of its
+/// subqueries along.
+///
+/// # Safety
+/// As for [`begin`].
+unsafe fn shipped_statement(
+    state: &State,
+    fragment: *mut pg_sys::Plan,
+    estate: *mut pg_sys::EState,
+) -> *mut pg_sys::PlannedStmt {
     let private = &state.private;
     // SAFETY: as the caller says; the copy is ours to change.
     unsafe {
-        let copy = pg_sys::copyObjectImpl(fragment.cast()).cast::<pg_sys::Plan>();
+        let mut copy = pg_sys::copyObjectImpl(fragment.cast()).cast::<pg_sys::Plan>();
         // Otherwise the replica's executor would filter these columns away.
         for entry in plan::items::<pg_sys::TargetEntry>((*copy).targetlist) {
             (*entry).resjunk = false;
         }
-        state.live.keep(copy);
+        state.live.keep(&raw mut copy);
         if private.fold {
             fold::plan(copy);
         }
@@ -379,10 +401,10 @@ unsafe fn serialize_plan(
         if private.whole {
             let original = (*estate).es_plannedstmt;
             let subplans = pg_sys::copyObjectImpl((*original).subplans.cast()).cast();
-            for subplan in plan::items::<pg_sys::Plan>(subplans) {
-                state.live.keep(subplan);
-                if private.fold && !subplan.is_null() {
-                    fold::plan(subplan);
+            for place in plan::cells::<pg_sys::Plan>(subplans) {
+                state.live.keep(place);
+                if private.fold && !(*place).is_null() {
+                    fold::plan(*place);
                 }
             }
             (*statement).subplans = subplans;
@@ -394,10 +416,7 @@ unsafe fn serialize_plan(
         (*statement).queryId = (*(*estate).es_plannedstmt).queryId;
         (*statement).stmt_location = -1;
         (*statement).stmt_len = -1;
-        let text = pg_sys::nodeToString(statement.cast());
-        let bytes = CStr::from_ptr(text).to_bytes().to_vec();
-        pg_sys::pfree(text.cast());
-        bytes
+        statement
     }
 }
 

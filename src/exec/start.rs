@@ -11,6 +11,7 @@ use super::state::State;
 use super::tasks::{LOCAL_REPLICA, Participants};
 use super::{granule_scan, local, pruning, shipment, tasks};
 use crate::log::{query, steps};
+use crate::pg::plan::items;
 use crate::pg::{ffi, plan};
 use crate::plan::hook::cannot_use_replicas;
 use crate::plan::private::{PlannedReplica, Refused};
@@ -47,7 +48,8 @@ pub unsafe fn start(node: *mut ParallelReplicasState) {
             dispatch(node);
         }
         let workers = (*state).workers_planned;
-        if workers > 0 && (*estate).es_use_parallel_mode {
+        let has_work = (*state).private.whole || !(*state).live.scans.is_empty();
+        if has_work && workers > 0 && (*estate).es_use_parallel_mode {
             local::launch(state, fragment, workers);
         } else {
             (*state).workers_launched = 0;
@@ -100,6 +102,14 @@ unsafe extern "C-unwind" fn decide(
         let ps = &raw mut (*node).css.ss.ps;
         let estate = (*ps).state;
         state.live = pruning::live((*ps).lefttree, may_use_replicas);
+        if state.private.whole {
+            for subplan in items::<pg_sys::PlanState>((*estate).es_subplanstates) {
+                state.live.add(subplan, may_use_replicas);
+            }
+        }
+        for (index, scan) in state.live.scans.iter().enumerate() {
+            (**scan).scan_index = index as u32;
+        }
         if may_use_replicas && !state.private.whole && state.live.scans.is_empty() {
             // All partitions are pruned. At the next execution there may be some, and others to help.
             return false;
@@ -308,6 +318,10 @@ unsafe extern "C-unwind" fn lay_out(node: *mut ParallelReplicasState) {
     // SAFETY: as the caller says.
     unsafe {
         let state = &mut *(*node).state;
+        if state.refused.is_some() && state.workers_launched > 0 {
+            // The InitPlans have run for the workers.
+            state.live = pruning::live((*node).css.ss.ps.lefttree, true);
+        }
         if state.pei.is_null() {
             for scan in &state.live.scans {
                 granule_scan::init_private_tasks(*scan);
@@ -335,6 +349,7 @@ unsafe extern "C-unwind" fn lay_out(node: *mut ParallelReplicasState) {
         state.leading =
             state.workers_launched == 0 && (state.dispatch.is_none() || state.private.local_plan);
         state.until_service = 0;
+        state.summary = None;
         state.accounted = false;
         state.waited_us = 0;
         state.unneeded = vec![false; state.live.scans.len()];

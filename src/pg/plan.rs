@@ -108,31 +108,71 @@ pub unsafe fn prune_info(plan: *const pg_sys::Plan) -> *const pg_sys::PartitionP
     }
 }
 
+/// The levels of all partitioned tables that it chooses from.
+///
+/// # Safety
+/// `info` is valid.
+unsafe fn prune_levels(
+    info: *const pg_sys::PartitionPruneInfo,
+) -> impl Iterator<Item = *mut pg_sys::PartitionedRelPruneInfo> {
+    // SAFETY: as the caller says; a list for each table, an element for each of its levels.
+    unsafe { items::<pg_sys::List>((*info).prune_infos).flat_map(|levels| items(levels)) }
+}
+
 /// The parameters of the executor by which it chooses. Those of the query, and functions, count only when
 /// the plan is initialised.
 ///
 /// # Safety
 /// `info` is valid.
 pub unsafe fn prune_params(info: *const pg_sys::PartitionPruneInfo) -> Vec<i32> {
-    // SAFETY: as the caller says; a list for each partitioned table, an element for each of its levels.
+    // SAFETY: as the caller says.
     unsafe {
-        items::<pg_sys::List>((*info).prune_infos)
-            .flat_map(|levels| items::<pg_sys::PartitionedRelPruneInfo>(levels))
+        prune_levels(info)
             .flat_map(|level| members((*level).execparamids))
             .collect()
     }
 }
 
-/// Leaves only the children at these positions in an Append or MergeAppend, which has nothing to choose then.
+/// Does it choose by the parameters as they are, so that nothing is computed that might fail?
 ///
 /// # Safety
-/// `plan` is one of these, and has so many children.
-pub unsafe fn keep_children(plan: *mut pg_sys::Plan, positions: &[usize]) {
+/// `info` is valid.
+pub unsafe fn prunes_by_params_alone(info: *const pg_sys::PartitionPruneInfo) -> bool {
+    use pg_sys::NodeTag;
+    // SAFETY: as the caller says; the tag tells the step's type.
+    unsafe {
+        prune_levels(info)
+            .flat_map(|level| items::<pg_sys::Node>((*level).exec_pruning_steps))
+            .filter(|step| (**step).type_ == NodeTag::T_PartitionPruneStepOp)
+            .flat_map(|step| {
+                items::<pg_sys::Node>((*step.cast::<pg_sys::PartitionPruneStepOp>()).exprs)
+            })
+            .all(|value| {
+                every_node(value, &mut |node| match (*node).type_ {
+                    NodeTag::T_Param | NodeTag::T_Const | NodeTag::T_RelabelType => Walk::Down,
+                    _ => Walk::Stop,
+                })
+            })
+    }
+}
+
+/// Leaves only the children at these positions in an Append or MergeAppend, which has nothing to choose then;
+/// without any, a node without rows takes its place.
+///
+/// # Safety
+/// `place` holds one of these, which has so many children.
+pub unsafe fn keep_children(place: *mut *mut pg_sys::Plan, positions: &[usize]) {
     // SAFETY: as the caller says; the tag tells the type.
     unsafe {
+        let plan = *place;
+        if positions.is_empty() {
+            *place = nothing(plan);
+            return;
+        }
+        let children = children(plan);
         let list = positions
             .iter()
-            .map(|position| *children(plan)[*position])
+            .map(|position| *children[*position])
             .fold(std::ptr::null_mut(), |list, child| {
                 pg_sys::lappend(list, child.cast())
             });
@@ -145,6 +185,22 @@ pub unsafe fn keep_children(plan: *mut pg_sys::Plan, positions: &[usize]) {
             (*append).mergeplans = list;
             (*append).part_prune_info = std::ptr::null_mut();
         }
+    }
+}
+
+/// A Result whose condition is false, in the place of a node without children.
+///
+/// # Safety
+/// `plan` is a valid plan node, whose target list is taken over.
+unsafe fn nothing(plan: *mut pg_sys::Plan) -> *mut pg_sys::Plan {
+    // SAFETY: as the caller says; Plan is the first field of every plan node.
+    unsafe {
+        let result = pgrx::PgBox::<pg_sys::Result>::alloc_node(pg_sys::NodeTag::T_Result).into_pg();
+        (*result).plan = std::ptr::read(plan);
+        (*result).plan.type_ = pg_sys::NodeTag::T_Result;
+        let never = pg_sys::makeBoolConst(false, false);
+        (*result).resconstantqual = pg_sys::lappend(std::ptr::null_mut(), never.cast()).cast();
+        result.cast()
     }
 }
 
@@ -228,34 +284,75 @@ pub unsafe fn expressions(plan: *mut pg_sys::Plan) -> Vec<*mut pg_sys::Node> {
         .collect()
 }
 
-/// Calls `visit` for `node` and everything below it until it answers false; true if it never did.
+/// What a visitor is called through by PostgreSQL's walkers.
+struct Visitor<'a, T> {
+    visit: &'a mut dyn FnMut(*mut T) -> Walk,
+}
+
+/// Calls `visit` for `node` and everything below it until it wants to stop; true if it never did.
 ///
 /// # Safety
-/// `node` is null or a valid expression. `visit` must not raise.
+/// `node` is null or a valid expression.
 pub unsafe fn every_node(
     node: *mut pg_sys::Node,
     visit: &mut dyn FnMut(*mut pg_sys::Node) -> Walk,
 ) -> bool {
-    struct Context<'a> {
-        visit: &'a mut dyn FnMut(*mut pg_sys::Node) -> Walk,
-    }
+    // Only PostgreSQL calls it: an error that it raises jumps over whoever does.
     #[pgrx::pg_guard]
     unsafe extern "C-unwind" fn walker(node: *mut pg_sys::Node, context: *mut c_void) -> bool {
-        if node.is_null() {
-            return false;
-        }
-        // SAFETY: `context` is the one below, which outlives the walk.
+        // SAFETY: the visitor below, which outlives the walk.
+        unsafe { step(node, context) }
+    }
+    unsafe fn step(node: *mut pg_sys::Node, context: *mut c_void) -> bool {
+        // SAFETY: as above; the walker only visits valid nodes, and null.
         unsafe {
-            match ((*context.cast::<Context<'_>>()).visit)(node) {
+            if node.is_null() {
+                return false;
+            }
+            match ((*context.cast::<Visitor<'_, pg_sys::Node>>()).visit)(node) {
                 Walk::Stop => true,
                 Walk::Skip => false,
                 Walk::Down => pg_sys::expression_tree_walker(node, Some(walker), context),
             }
         }
     }
-    let mut context = Context { visit };
+    let mut visitor = Visitor { visit };
     // SAFETY: as the caller says.
-    unsafe { !walker(node, (&raw mut context).cast()) }
+    unsafe { !step(node, (&raw mut visitor).cast()) }
+}
+
+/// The same for the states of a plan that is being executed.
+///
+/// # Safety
+/// `state` is null or an initialised plan state.
+pub unsafe fn every_state(
+    state: *mut pg_sys::PlanState,
+    visit: &mut dyn FnMut(*mut pg_sys::PlanState) -> Walk,
+) -> bool {
+    #[pgrx::pg_guard]
+    unsafe extern "C-unwind" fn walker(
+        state: *mut pg_sys::PlanState,
+        context: *mut c_void,
+    ) -> bool {
+        // SAFETY: as in `every_node`.
+        unsafe { step(state, context) }
+    }
+    unsafe fn step(state: *mut pg_sys::PlanState, context: *mut c_void) -> bool {
+        // SAFETY: as in `every_node`.
+        unsafe {
+            if state.is_null() {
+                return false;
+            }
+            match ((*context.cast::<Visitor<'_, pg_sys::PlanState>>()).visit)(state) {
+                Walk::Stop => true,
+                Walk::Skip => false,
+                Walk::Down => ffi::guarded::planstate_tree_walker(state, Some(walker), context),
+            }
+        }
+    }
+    let mut visitor = Visitor { visit };
+    // SAFETY: as the caller says.
+    unsafe { !step(state, (&raw mut visitor).cast()) }
 }
 
 /// What a visitor wants next.

@@ -6,7 +6,7 @@
 //! are the coordinator's (`pg::library`).
 
 use super::private::Refused;
-use super::shippable::{self, Findings};
+use super::shippable::{self, FIRST_NORMAL_OBJECT_ID, Findings};
 use crate::settings;
 use pgrx::pg_sys;
 use std::collections::{BTreeMap, BTreeSet};
@@ -102,6 +102,15 @@ pub unsafe fn name(extension: u32) -> String {
 /// In a transaction.
 pub unsafe fn function(oid: pg_sys::Oid, findings: &mut Findings) -> bool {
     // SAFETY: as the caller says.
+    unsafe { is_plain(oid, true, findings) }
+}
+
+/// `declared`: it must be declared to be immutable and parallel safe.
+///
+/// # Safety
+/// In a transaction.
+unsafe fn is_plain(oid: pg_sys::Oid, declared: bool, findings: &mut Findings) -> bool {
+    // SAFETY: as the caller says.
     unsafe {
         let Some(extension) = findings.extensions.of(pg_sys::ProcedureRelationId, oid) else {
             return false;
@@ -110,7 +119,7 @@ pub unsafe fn function(oid: pg_sys::Oid, findings: &mut Findings) -> bool {
             return false;
         };
         match (facts.kind, facts.language) {
-            _ if !facts.plain => false,
+            _ if !facts.plain || declared && !facts.constant => false,
             (b'a', _) => aggregate_parts(oid)
                 .into_iter()
                 .all(|part| shippable::function(part, findings).is_ok()),
@@ -129,7 +138,9 @@ pub unsafe fn function(oid: pg_sys::Oid, findings: &mut Findings) -> bool {
 struct Facts {
     kind: u8,
     language: u32,
-    /// Immutable, the same in every process, and executed by its caller's rights and settings.
+    /// Immutable, and the same in every process.
+    constant: bool,
+    /// Executed by its caller's rights and settings.
     plain: bool,
 }
 
@@ -155,10 +166,8 @@ impl Facts {
             let facts = Facts {
                 kind: row.prokind as u8,
                 language: row.prolang.to_u32(),
-                plain: row.provolatile as u8 == b'i'
-                    && row.proparallel as u8 == b's'
-                    && !row.prosecdef
-                    && without_settings,
+                constant: row.provolatile as u8 == b'i' && row.proparallel as u8 == b's',
+                plain: !row.prosecdef && without_settings,
             };
             pg_sys::ReleaseSysCache(tuple);
             Some(facts)
@@ -224,7 +233,8 @@ pub unsafe fn base_type(oid: pg_sys::Oid, findings: &mut Findings) -> Option<Res
     Some(result)
 }
 
-/// May an index be read by this operator family, with these support functions?
+/// May an index be read by this operator family, with these support functions? An access method takes them
+/// for constant, whatever they are declared to be; PostGIS does not declare its own.
 ///
 /// # Safety
 /// In a transaction.
@@ -240,6 +250,12 @@ pub unsafe fn operator_family(
             && support
                 .iter()
                 .filter(|function| **function != pg_sys::InvalidOid)
-                .all(|function| shippable::function(*function, findings).is_ok())
+                .all(|function| {
+                    let built_in = function.to_u32() < FIRST_NORMAL_OBJECT_ID;
+                    match built_in {
+                        true => shippable::function(*function, findings).is_ok(),
+                        false => is_plain(*function, false, findings),
+                    }
+                })
     }
 }

@@ -6,7 +6,7 @@ use super::private::{
     ParallelReplicasPrivate, Refused, from_list, is_granule_scan, scan_methods, to_list,
 };
 use super::relations;
-use super::shippable::{self, Findings};
+use super::shippable::{self, Findings, Side};
 use super::state::{Planning, replicas_for};
 use crate::pg::plan::{cells, children, items, members};
 use crate::settings;
@@ -106,6 +106,7 @@ unsafe fn replace_one(
         let fragment = (*plan).lefttree;
         divide_other_scans(fragment, (*statement).rtable, rescan_param);
         let findings = shippable::fragment(
+            Side::Coordinator,
             fragment,
             (*statement).rtable,
             &init_params,

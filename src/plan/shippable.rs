@@ -12,6 +12,7 @@ use super::types;
 use crate::pg::guc;
 use crate::pg::plan::{
     Walk, children, every_node, expressions, items, members, node_name, prune_info, prune_params,
+    prunes_by_params_alone,
 };
 use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
@@ -28,6 +29,15 @@ const DEFAULT_COLLATION: u32 = 100;
 /// sysattr.h MinCommandIdAttributeNumber and MaxCommandIdAttributeNumber.
 const CMIN: i16 = -3;
 const CMAX: i16 = -5;
+
+/// Whose check it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Side {
+    /// It chooses partitions, when the plan is executed.
+    Coordinator,
+    #[default]
+    Replica,
+}
 
 /// What shipping a fragment entails.
 #[derive(Debug, Default)]
@@ -47,8 +57,7 @@ pub struct Findings {
     pub whole: bool,
     /// Parameters that are shipped with their values.
     pub init_params: Vec<i32>,
-    /// Some Append chooses among its children when it is executed, which only a coordinator may.
-    pub prunes: bool,
+    pub side: Side,
     /// Granule scans found.
     pub scans: usize,
     /// Estimated rows of the tables that are scanned in granules.
@@ -57,12 +66,13 @@ pub struct Findings {
     pub local_workers: i32,
 }
 
-/// Checks the fragment below a Gather. `init_params` are InitPlan outputs that will be shipped,
+/// Checks the fragment below a Gather on one side. `init_params` are InitPlan outputs that will be shipped,
 /// `extensions` says which it may use.
 ///
 /// # Safety
 /// `plan` is a finished plan tree of a statement with range table `rtable`.
 pub unsafe fn fragment(
+    side: Side,
     plan: *mut pg_sys::Plan,
     rtable: *mut pg_sys::List,
     init_params: &[i32],
@@ -70,6 +80,7 @@ pub unsafe fn fragment(
     extensions: Extensions,
 ) -> Result<Findings, Refused> {
     let mut findings = Findings {
+        side,
         extensions,
         init_params: init_params.to_vec(),
         ..Findings::default()
@@ -99,12 +110,14 @@ pub unsafe fn fragment(
 /// # Safety
 /// `plan`, `subplans` and `rtable` are those of a finished statement.
 pub unsafe fn whole(
+    side: Side,
     plan: *mut pg_sys::Plan,
     subplans: *mut pg_sys::List,
     rtable: *mut pg_sys::List,
     extensions: Extensions,
 ) -> Result<Findings, Refused> {
     let mut findings = Findings {
+        side,
         whole: true,
         extensions,
         ..Findings::default()
@@ -354,30 +367,30 @@ unsafe fn node(
 }
 
 /// The coordinator ships the partitions that it has chosen, which it can where all that they are chosen by
-/// is known by then.
+/// is known by then. That is looked at sooner than PostgreSQL would, so nothing may fail in it.
 ///
 /// # Safety
 /// `plan` is a valid plan node.
-unsafe fn pruning(plan: *const pg_sys::Plan, findings: &mut Findings) -> Result<(), Refused> {
-    // SAFETY: as the caller says.
+unsafe fn pruning(plan: *const pg_sys::Plan, findings: &Findings) -> Result<(), Refused> {
+    let refuse = |about| Err(Refused::new(Reason::PlanNode, about));
+    // SAFETY: as the caller says; what a replica is sent is not looked into.
     unsafe {
         let info = prune_info(plan);
         if info.is_null() {
             return Ok(());
         }
-        findings.prunes = true;
-        let params = prune_params(info);
-        match params
-            .iter()
-            .all(|param| findings.init_params.contains(param))
-        {
-            true => Ok(()),
-            false => Err(Refused::new(
-                Reason::PlanNode,
-                "partitions chosen for each row",
-            )),
+        if findings.side == Side::Replica {
+            return refuse("partitions not chosen beforehand");
+        }
+        let known = |param: &i32| findings.init_params.contains(param);
+        if !prune_params(info).iter().all(known) {
+            return refuse("partitions chosen for each row");
+        }
+        if !prunes_by_params_alone(info) {
+            return refuse("partitions chosen by an expression on a subquery");
         }
     }
+    Ok(())
 }
 
 /// # Safety

@@ -9,7 +9,7 @@
 use super::extensions::Extensions;
 use super::private::{ParallelReplicasPrivate, Refused};
 use super::replace::custom_scan;
-use super::shippable::{self, FIRST_NORMAL_OBJECT_ID, Findings};
+use super::shippable::{self, FIRST_NORMAL_OBJECT_ID, Findings, Side};
 use super::state;
 use crate::log::query;
 use crate::pg::plan::{children, items};
@@ -99,6 +99,7 @@ pub unsafe extern "C-unwind" fn send(
                 None => return Verdict::PlanSerially,
             },
             None => shippable::whole(
+                Side::Coordinator,
                 (*statement).planTree,
                 (*statement).subplans,
                 (*statement).rtable,

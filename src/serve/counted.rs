@@ -2,34 +2,26 @@
 
 #![allow(ffi_unwind_calls)]
 
-use crate::pg::ffi;
+use crate::pg::plan::{Walk, every_state};
 use pgrx::pg_sys;
-use std::ffi::c_void;
 
 /// What the nodes below counted, by plan node id.
 ///
 /// # Safety
 /// `root` is a valid plan state.
 pub unsafe fn instrumentation(root: *mut pg_sys::PlanState) -> Vec<(i32, Vec<u8>)> {
-    #[pgrx::pg_guard]
-    unsafe extern "C-unwind" fn walker(ps: *mut pg_sys::PlanState, context: *mut c_void) -> bool {
-        if ps.is_null() {
-            return false;
-        }
-        // SAFETY: `context` is the vector below; the walker only visits valid states.
-        unsafe {
-            let instrument = (*ps).instrument;
+    let mut found = Vec::new();
+    // SAFETY: as the caller says; the walker only visits valid states.
+    unsafe {
+        every_state(root, &mut |state| {
+            let instrument = (*state).instrument;
             if !instrument.is_null() {
                 pg_sys::InstrEndLoop(instrument);
-                (*context.cast::<Vec<(i32, Vec<u8>)>>())
-                    .push(((*(*ps).plan).plan_node_id, bytes_of(&*instrument)));
+                found.push(((*(*state).plan).plan_node_id, bytes_of(&*instrument)));
             }
-            ffi::guarded::planstate_tree_walker(ps, Some(walker), context)
-        }
+            Walk::Down
+        });
     }
-    let mut found: Vec<(i32, Vec<u8>)> = Vec::new();
-    // SAFETY: as the caller says.
-    unsafe { walker(root, (&raw mut found).cast()) };
     found
 }
 

@@ -13,7 +13,7 @@ use crate::exec::shipment::SHIPPED_SETTINGS;
 use crate::pg::wait::now_micros;
 use crate::pg::{executor, ffi, guc, plan, proc};
 use crate::plan::extensions::Extensions;
-use crate::plan::shippable;
+use crate::plan::shippable::{self, Side};
 use crate::shm::events::{self, Event};
 use parallel_replicas_core::frame::{
     self, Announcement, Begin, FragmentReport, ROWS_TARGET_BYTES, Refusal, TaskReport,
@@ -326,10 +326,16 @@ unsafe fn read_plan(begin: &Begin) -> Result<*mut pg_sys::PlannedStmt, Refusal> 
         let extensions = Extensions::listed(begin.extensions.iter().map(|listed| listed.oid));
         let rtable = (*statement).rtable;
         let findings = match begin.whole {
-            true => shippable::whole(fragment, (*statement).subplans, rtable, extensions),
+            true => shippable::whole(
+                Side::Replica,
+                fragment,
+                (*statement).subplans,
+                rtable,
+                extensions,
+            ),
             false => {
                 let params: Vec<i32> = plan::members((*fragment).extParam);
-                shippable::fragment(fragment, rtable, &params, -1, extensions)
+                shippable::fragment(Side::Replica, fragment, rtable, &params, -1, extensions)
             }
         };
         let findings = findings.map_err(|refused| guards::refusal("plan", refused.describe()))?;
@@ -337,12 +343,6 @@ unsafe fn read_plan(begin: &Begin) -> Result<*mut pg_sys::PlannedStmt, Refusal> 
             return Err(guards::refusal(
                 "plan",
                 "an expression was not evaluated beforehand",
-            ));
-        }
-        if findings.prunes {
-            return Err(guards::refusal(
-                "plan",
-                "partitions were not chosen beforehand",
             ));
         }
         let locked = |oid: &u32| begin.relations.iter().any(|relation| relation.oid == *oid);

@@ -190,6 +190,7 @@ fn a_plan_outside_the_allow_list_is_refused() {
     let mut scene = Scene::start();
     let plain = scene.proven("SELECT id FROM t", ROWS);
     let filtered = scene.proven("SELECT id FROM t WHERE abs(v) >= 0", ROWS);
+    let both = scene.proven("SELECT id FROM t UNION ALL SELECT id FROM other", ROWS);
     let mut oid = |name: &str| {
         let query = format!("SELECT '{name}(bigint)'::regprocedure::oid::text");
         text(&mut scene.observer, &query)
@@ -215,6 +216,14 @@ fn a_plan_outside_the_allow_list_is_refused() {
     scene.refused("plan", &plain, |begin| {
         edit(begin, |plan| {
             replace(plan, ":commandType 1 ", ":commandType 3 ")
+        });
+    });
+    // Partitions are chosen by the coordinator, not by what a plan says of them.
+    scene.refused("plan", &both, |begin| {
+        edit(begin, |plan| {
+            let chosen =
+                ":part_prune_info {PARTITIONPRUNEINFO :prune_infos <> :other_subplans (b 0 1)}";
+            replace(plan, ":part_prune_info <>", chosen)
         });
     });
     scene.refused("plan", &plain, |begin| begin.relations.clear());

@@ -303,6 +303,8 @@ fn partitions_that_are_chosen_at_run_time_are_shipped() {
          PREPARE below (int) AS SELECT v, count(*) FROM parted WHERE id < $1 GROUP BY v;
          PREPARE inner_side (int, int) AS SELECT count(*), sum(o.id) FROM sale
              JOIN (SELECT * FROM other WHERE id < $1 AND v = $2) o ON o.id = sale.id;
+         PREPARE union_all (int) AS SELECT count(*), sum(id)
+             FROM (SELECT id FROM sale UNION ALL SELECT id FROM other WHERE id < $1) s;
          PREPARE two_tables (int) AS SELECT count(*), sum(o.id) FROM parted p
              JOIN other o ON o.id = p.id WHERE p.id < $1 AND o.id < $1 AND o.v = (SELECT $1 % 3)",
     );
@@ -311,7 +313,12 @@ fn partitions_that_are_chosen_at_run_time_are_shipped() {
     for settings in [FORCED, &with_workers] {
         run(&mut client, "DISCARD PLANS");
         run(&mut client, settings);
-        for statement in ["below (1)", "inner_side (1, 1)", "two_tables (1)"] {
+        for statement in [
+            "below (1)",
+            "inner_side (1, 1)",
+            "union_all (1)",
+            "two_tables (1)",
+        ] {
             // The plan that is kept is one with replicas.
             plan(&mut client, &format!("EXECUTE {statement}"));
         }
@@ -321,7 +328,10 @@ fn partitions_that_are_chosen_at_run_time_are_shipped() {
             ("EXECUTE below (NULL)", false),
             ("EXECUTE inner_side (90, 1)", true),
             ("EXECUTE inner_side (2000, 2)", true),
+            // Nothing is left of one side, or of one of two tables.
             ("EXECUTE inner_side (NULL, 1)", true),
+            ("EXECUTE union_all (NULL)", true),
+            ("EXECUTE union_all (50)", true),
             ("EXECUTE two_tables (50)", true),
             ("EXECUTE two_tables (12000)", true),
             (
@@ -332,9 +342,13 @@ fn partitions_that_are_chosen_at_run_time_are_shipped() {
                 "SELECT count(*) FROM parted WHERE id < (SELECT 0 WHERE random() >= 0)",
                 false,
             ),
-            // Executed three times, with other partitions each time.
+            // Executed several times, with other partitions each time.
             (
                 "SELECT k, (SELECT count(*) FROM parted WHERE id < (SELECT k * 9000)) FROM generate_series(0, 3) k",
+                true,
+            ),
+            (
+                "SELECT k, (SELECT count(*) FROM parted WHERE id < (SELECT k * 9000)) FROM unnest('{2, 0, 1, 0}'::int[]) k",
                 true,
             ),
         ] {
@@ -350,6 +364,42 @@ fn partitions_that_are_chosen_at_run_time_are_shipped() {
         assert!(plan.contains("Custom Scan (ParallelReplicas)"), "{plan}");
         assert!(plan.contains("Subplans Removed: 1"), "{plan}");
     }
+    // An execution that has nothing to read is not counted as the one before.
+    run(&mut client, FORCED);
+    let marks = |client: &mut Client| -> i64 {
+        let query = "SELECT sum(value)::text FROM parallel_replicas.events
+                     WHERE event ~ 'Read(Assigned|AssignedForStealing|Unassigned)Marks'";
+        text(client, query).parse().expect("a number")
+    };
+    let [once, twice] = ["{2}", "{2, 0, 0}"].map(|ks| {
+        let before = marks(&mut client);
+        run(
+            &mut client,
+            &format!(
+                "SELECT k, (SELECT count(*) FROM parted WHERE id < (SELECT k * 9000))
+                 FROM unnest('{ks}'::int[]) k"
+            ),
+        );
+        marks(&mut client) - before
+    });
+    assert!(once > 0);
+    assert_eq!(once, twice);
+    // An expression on a subquery's value might fail, and is not computed ahead of time.
+    let refused = client
+        .batch_execute(
+            "RESET parallel_replicas.debug_force; SET enable_parallel_replicas = force;
+             SELECT count(*) FROM parted WHERE id < (SELECT '5' WHERE random() >= 0)::int",
+        )
+        .expect_err("it is refused");
+    let refused = refused.as_db_error().expect("the server's own error");
+    assert!(
+        refused
+            .detail()
+            .is_some_and(|detail| detail.contains("by an expression")),
+        "{refused:?}"
+    );
+    run(&mut client, "RESET enable_parallel_replicas");
+    run(&mut client, FORCED);
     // Of the partition that is pruned nothing is read anywhere.
     let analyzed: String = client
         .query(

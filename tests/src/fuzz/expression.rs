@@ -161,6 +161,28 @@ impl Maker<'_> {
         }
     }
 
+    /// A condition on a column by which tables are partitioned, whose other side is known when the query
+    /// is planned, when it starts, or when a subquery has run.
+    pub fn key_condition(&mut self, visible: &[Visible]) -> Option<String> {
+        let is_key =
+            |column: &&Visible| column.name.ends_with(".id") || column.name.ends_with(".k");
+        let keys: Vec<&Visible> = visible.iter().filter(is_key).collect();
+        if keys.is_empty() {
+            return None;
+        }
+        let key = &keys[self.rng.usize(..keys.len())].name;
+        let value = format!("{} * {}", self.literal(Ty::Int), self.pick(&["1", "15"]));
+        let value = match self.rng.usize(..4) {
+            0 => format!("(SELECT {value})"),
+            1 => format!("({value} + extract(epoch FROM now() - now())::int)"),
+            _ => value,
+        };
+        Some(format!(
+            "{key} {} {value}",
+            self.pick(&["<", ">=", "=", "<>"])
+        ))
+    }
+
     /// A boolean expression.
     pub fn condition(&mut self, visible: &[Visible], depth: u32) -> String {
         format!("({})", self.bare_condition(visible, depth))

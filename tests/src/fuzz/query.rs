@@ -42,6 +42,9 @@ impl Query {
         for _ in 0..maker.rng.usize(..3) {
             query.filters.push(maker.condition(&visible, 2));
         }
+        if maker.one_in(4) {
+            query.filters.extend(maker.key_condition(&visible));
+        }
         let types: Vec<Ty> = if wanted.is_empty() {
             (0..maker.rng.usize(1..5)).map(|_| maker.ty()).collect()
         } else {
