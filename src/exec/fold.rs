@@ -3,7 +3,7 @@
 
 use crate::pg::ffi;
 use crate::pg::plan::{children, expression_places};
-use crate::plan::shippable;
+use crate::plan::foldable;
 use pgrx::pg_sys;
 use std::ffi::c_void;
 
@@ -41,7 +41,7 @@ unsafe fn rewritten(node: *mut pg_sys::Node) -> *mut pg_sys::Node {
         if node.is_null() {
             return node;
         }
-        if shippable::is_foldable(node) {
+        if foldable::is_foldable(node) {
             return pg_sys::evaluate_expr(
                 node.cast(),
                 pg_sys::exprType(node),

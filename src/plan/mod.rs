@@ -8,6 +8,7 @@
 mod candidate;
 pub mod explain;
 pub mod extensions;
+pub mod foldable;
 pub mod functions;
 pub mod hook;
 pub mod paths;

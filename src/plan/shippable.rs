@@ -5,11 +5,11 @@
 //! node or expression is executed locally until somebody has thought about it.
 
 use super::extensions::{self, Extensions};
+use super::foldable;
 use super::functions;
 use super::private::{GranuleScanPrivate, Refused, from_list, is_granule_scan};
 use super::relations;
 use super::types;
-use crate::pg::guc;
 use crate::pg::plan::{
     Walk, children, every_node, expressions, items, members, node_name, prune_info, prune_params,
     prunes_by_params_alone,
@@ -18,7 +18,7 @@ use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 
 /// Object ids below this belong to PostgreSQL itself (transam.h FirstNormalObjectId).
 pub const FIRST_NORMAL_OBJECT_ID: u32 = 16_384;
@@ -533,7 +533,7 @@ unsafe fn expression_node(
     use pg_sys::NodeTag;
     // SAFETY: tags tell types.
     unsafe {
-        if is_foldable(node) {
+        if foldable::is_foldable(node) {
             findings.fold = true;
             return Ok(Walk::Skip);
         }
@@ -733,7 +733,7 @@ unsafe fn argument_types(node: *mut pg_sys::Node, findings: &mut Findings) -> Re
 
 /// # Safety
 /// In a transaction.
-unsafe fn function_name(oid: pg_sys::Oid) -> String {
+pub unsafe fn function_name(oid: pg_sys::Oid) -> String {
     // SAFETY: get_func_name answers null or a C string.
     unsafe { relations::name_or_oid(pg_sys::get_func_name(oid), oid) }
 }
@@ -760,49 +760,6 @@ unsafe fn functions_of(node: *mut pg_sys::Node, findings: &mut Findings) -> Resu
         argument_types(node, findings)?;
     }
     Ok(Walk::Down)
-}
-
-/// Must this node become a constant before the plan is shipped? Only what cannot fail: it is
-/// evaluated also where the query would not have come to it.
-///
-/// # Safety
-/// `node` is a valid expression.
-pub unsafe fn is_foldable(node: *mut pg_sys::Node) -> bool {
-    // SAFETY: the tag tells the type.
-    unsafe {
-        match (*node).type_ {
-            pg_sys::NodeTag::T_SQLValueFunction => true,
-            pg_sys::NodeTag::T_FuncExpr => {
-                let call = node.cast::<pg_sys::FuncExpr>();
-                (*call).funcid.to_u32() < FIRST_NORMAL_OBJECT_ID
-                    && functions::is_of_the_session(&function_name((*call).funcid))
-                    && ((*call).args.is_null() || names_a_setting((*call).args))
-            }
-            _ => false,
-        }
-    }
-}
-
-/// Is it the argument of current_setting, and is there such a setting?
-///
-/// # Safety
-/// `arguments` is a list of expressions.
-unsafe fn names_a_setting(arguments: *mut pg_sys::List) -> bool {
-    // SAFETY: as the caller says; a constant text is detoasted into a copy.
-    unsafe {
-        let Some(first) = items::<pg_sys::Node>(arguments).next() else {
-            return false;
-        };
-        if (*first).type_ != pg_sys::NodeTag::T_Const {
-            return false;
-        }
-        let constant = first.cast::<pg_sys::Const>();
-        if (*constant).constisnull || (*constant).consttype != pg_sys::TEXTOID {
-            return false;
-        }
-        let name = pg_sys::text_to_cstring((*constant).constvalue.cast_mut_ptr());
-        guc::value(CStr::from_ptr(name)).is_some()
-    }
 }
 
 /// Are a task's rows complete when the task is? True where each row of the scan is passed on, or
