@@ -35,7 +35,7 @@ const TABLES: &str = "
     ANALYZE";
 
 /// In which replicas take part, and EXPLAIN shows it.
-const SHIPPED: [(&str, &str); 27] = [
+const SHIPPED: [(&str, &str); 30] = [
     (
         "GROUPING SETS",
         "SELECT shop, kind, sum(price) FROM sale GROUP BY GROUPING SETS ((shop), (kind), ())",
@@ -106,6 +106,18 @@ const SHIPPED: [(&str, &str); 27] = [
         "LATERAL",
         "SELECT s.name, l.n FROM shop s, LATERAL (SELECT s.town + 1 AS n) l, sale
          WHERE sale.shop = s.id AND sale.kind = 1",
+    ),
+    (
+        "LATERAL function",
+        "SELECT kind, count(*), sum(n) FROM sale, LATERAL generate_series(1, kind) n GROUP BY kind",
+    ),
+    (
+        "LATERAL VALUES",
+        "SELECT v.x, count(*) FROM sale s, LATERAL (VALUES (s.kind), (s.shop)) v(x) GROUP BY v.x",
+    ),
+    (
+        "LATERAL aggregate",
+        "SELECT s.id, l.n FROM sale s, LATERAL (SELECT count(*) AS n FROM shop WHERE id < s.kind) l WHERE s.shop = 3",
     ),
     (
         "joins",
