@@ -16,7 +16,7 @@ use crate::log::steps::{self, Process};
 use crate::log::{Scope, query};
 use crate::net::Connection;
 use crate::net::pool::{self, PoolLimits};
-use crate::pg::wait::{self, now_micros};
+use crate::pg::wait::{Interest, WaitSet, now_micros};
 use crate::plan::private::PlannedReplica;
 use crate::settings::replicas::error_rules;
 use crate::shm::events::{self, Event};
@@ -118,6 +118,7 @@ impl Shared {
 pub struct Dispatch {
     pub links: Vec<Link>,
     pub shared: Shared,
+    waits: WaitSet,
 }
 
 /// How long links may take to end in order.
@@ -207,7 +208,11 @@ impl Dispatch {
                 links.push(link);
             }
         }
-        Dispatch { links, shared }
+        Dispatch {
+            links,
+            shared,
+            waits: WaitSet::new(),
+        }
     }
 
     /// Serves every link without waiting. Answers whether anything happened.
@@ -301,18 +306,16 @@ impl Dispatch {
 
     /// Waits for the latch, a link's socket or deadline, at most `most_ms`.
     pub fn wait(&mut self, most_ms: u64, wait_event: u32) {
-        wait::latch_or_sockets(
-            &self.interests(),
-            self.timeout_ms().min(most_ms),
-            wait_event,
-        );
+        let interests = self.interests();
+        let timeout_ms = self.timeout_ms().min(most_ms);
+        self.waits.wait(&interests, timeout_ms, wait_event);
         for link in &mut self.links {
             link.has_been_waited_for();
         }
     }
 
     /// Sockets to wait for.
-    fn interests(&self) -> Vec<wait::Interest> {
+    fn interests(&self) -> Vec<Interest> {
         self.links.iter().flat_map(Link::interests).collect()
     }
 

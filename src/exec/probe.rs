@@ -145,6 +145,7 @@ impl Probe {
         Some(Interest {
             socket,
             write: self.wants_write,
+            lasting: None,
         })
     }
 

@@ -222,6 +222,7 @@ fn watch(watched: &[Watched], templates: &[Template], interval_ms: u64, generati
         let findings = wait::Interest {
             socket: probers.findings_event(),
             write: false,
+            lasting: None,
         };
         wait::latch_or_sockets(&[findings], TICK_MS, pg_sys::PG_WAIT_EXTENSION);
     }

@@ -60,6 +60,12 @@ pub struct PoolLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LeaseId(u64);
 
+impl LeaseId {
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
 struct Idle {
     key: PoolKey,
     connection: Connection,

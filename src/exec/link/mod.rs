@@ -158,10 +158,15 @@ impl Link {
     /// Sockets to wait for.
     pub fn interests(&self) -> impl Iterator<Item = Interest> {
         let idle = self.is_closed() || self.is_throttled();
-        let own = self.lease.filter(|_| !idle).and_then(pool::get);
-        let own = own.map(|connection| Interest {
-            socket: connection.socket(),
-            write: self.wants_write,
+        let lease = self.lease.filter(|_| !idle);
+        let own = lease.and_then(|lease| {
+            let connection = pool::get(lease)?;
+            let made = self.machine.phase() == Phase::Working;
+            Some(Interest {
+                socket: connection.socket(),
+                write: self.wants_write,
+                lasting: made.then(|| lease.number()),
+            })
         });
         let watch = self.watch.as_ref().filter(|_| !idle);
         own.into_iter().chain(watch.and_then(Watch::interest))
