@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Random queries with replicas and without; see tests/src/bin/fuzz.rs for SEED, QUERIES and ROUND.
+# Random queries with replicas and without; see tests/src/bin/fuzz.rs for SEED, QUERIES,
+# ROUND and SQLSMITH.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "$0")/common.sh"
 
-if [ -n "${SQLSMITH:-}" ] && ! command -v sqlsmith > /dev/null; then
+if [ -z "${ROUND:-}" ] && [ "${SQLSMITH:-}" != 0 ] && ! command -v sqlsmith > /dev/null; then
     step "Installing sqlsmith"
     as_root apt-get update -qq
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends sqlsmith

@@ -2,6 +2,8 @@
 
 use parallel_replicas_tests::{Cluster, Differential, PRIMARY, damage_check, text};
 use postgres::Client;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
 
 fn cluster() -> Cluster {
     let cluster = Cluster::builder()
@@ -283,7 +285,23 @@ fn a_refresh_reads_through_replicas() {
     run_here(&mut client, "REFRESH MATERIALIZED VIEW mv");
     assert_eq!(text(&mut client, rows), text(&mut client, wanted));
     run(&mut client, "DROP EVENT TRIGGER writes");
-    run_with_replicas(&mut client, "REFRESH MATERIALIZED VIEW mv");
+    // Others' transactions begin and end all the time.
+    let (done, ended) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut writer = cluster.connect(PRIMARY);
+            while !done.load(Ordering::Relaxed) {
+                run(&mut writer, "INSERT INTO log VALUES (3)");
+                ended.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        for _ in 0..20 {
+            run_with_replicas(&mut client, "REFRESH MATERIALIZED VIEW mv");
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert!(ended.into_inner() > 20);
+    assert_eq!(text(&mut client, rows), text(&mut client, wanted));
     damage_check(&cluster);
 }
 

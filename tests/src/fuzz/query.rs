@@ -23,7 +23,7 @@ pub struct Query {
     joins: Vec<String>,
     filters: Vec<String>,
     groups: Vec<String>,
-    /// How the groups are combined: `ROLLUP`, `CUBE` or nothing.
+    /// How the groups are combined: `ROLLUP`, `CUBE`, `GROUPING SETS` or nothing.
     grouping: &'static str,
     having: Vec<String>,
     /// `UNION ALL` and the like, with queries of the same columns.
@@ -155,6 +155,7 @@ impl Query {
         self.grouping = match maker.rng.usize(..8) {
             0 => "ROLLUP",
             1 => "CUBE",
+            2 => "GROUPING SETS",
             _ => "",
         };
         for _ in 0..[0, 0, 1, 1, 2][maker.rng.usize(..5)] {
@@ -281,6 +282,11 @@ impl Query {
                 let groups = self.groups.join(", ");
                 match self.grouping {
                     "" => write!(text, " GROUP BY {groups}"),
+                    "GROUPING SETS" => write!(
+                        text,
+                        " GROUP BY GROUPING SETS (({groups}), ({}), ())",
+                        self.groups.join("), (")
+                    ),
                     grouping => write!(text, " GROUP BY {grouping} ({groups})"),
                 }
                 .expect("a String takes it");
@@ -291,6 +297,11 @@ impl Query {
             }
         }
         text
+    }
+
+    /// Are its rows in an order that its data determine?
+    pub fn is_ordered(&self) -> bool {
+        !self.order.is_empty() && self.order.len() == self.items.len()
     }
 
     /// Every query that is this one with one part left out. Not all of them are valid.
