@@ -1,17 +1,17 @@
 //! `queue overhead FILE`: what the queue costs statements that it does not keep waiting.
 //!
-//! The look-ups of `pgbench -S` in one session, with the queue off, and on in short turns, so that what other
-//! processes do meets both alike: for statements below `query_queue_min_cost`, and for such as get a free slot.
-//! The bar is a ratio of throughput of at least 0.995 for what bypasses.
+//! The look-ups of `pgbench -S` in one session, with the queue switched off and on in short turns, so that what
+//! other processes do meets both alike: for statements below `query_queue_min_cost`, and for such as get a free
+//! slot. The bar is a ratio of throughput of at least 0.995 for what bypasses.
 //!
 //! Then the CPU time of an admission, by turns as well. The bar is 5 us.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
-use parallel_replicas_tests::pgbench::number_after;
 use parallel_replicas_tests::queue_server::{QueueServer, pid};
-use parallel_replicas_tests::{PRIMARY, system};
-use postgres::Client;
+use parallel_replicas_tests::{PRIMARY, SOON, system, text, wait_until};
+use postgres::{Client, Statement};
 use serde_json::{Value, json};
 
 use crate::bench::apply;
@@ -21,7 +21,10 @@ use crate::number;
 const MODES: [(&str, &str); 2] = [("bypassing", "100000"), ("admitted", "0")];
 
 /// Look-ups of a turn.
-const LOOK_UPS: usize = 100;
+const LOOK_UPS: usize = 500;
+
+/// Rows of pgbench_accounts.
+const ACCOUNTS: i32 = 1_000_000;
 
 /// Parts of a run, whose ratios show how much it scatters.
 const PARTS: usize = 10;
@@ -33,7 +36,7 @@ pub fn run() -> String {
         ("parallel_replicas.query_queue_bypass_superuser", "off"),
     ]);
     pgbench(&server, &["-i", "-q", "-s", "10"]);
-    println!("\npgbench -S, 1 client, {seconds} s a line, in turns of {LOOK_UPS} look-ups");
+    println!("\nlook-ups of pgbench -S, 1 client, {seconds} s a line, in turns of {LOOK_UPS}");
     println!(
         "{:>10} {:>10} {:>8} {:>12} {:>12} {:>8} {:>16}",
         "protocol", "queue", "turns", "off us", "on us", "ratio", "of each tenth"
@@ -41,16 +44,11 @@ pub fn run() -> String {
     let mut rows = Vec::new();
     for protocol in ["simple", "prepared"] {
         for (mode, least_cost) in MODES {
-            apply(
-                &server,
-                &[
-                    ("enable_query_queue_select", "on"),
-                    ("query_queue_min_cost", least_cost),
-                ],
-            );
+            apply(&server, &[("query_queue_min_cost", least_cost)]);
             rows.push(compare(&server, protocol, mode, seconds));
         }
     }
+    apply(&server, &[("enable_query_queue_select", "on")]);
     let (admission, in_group) = admission_us(&server);
     println!(
         "\nadmission with a free slot: {admission:.2} us of CPU; in a group: {in_group:.2} us"
@@ -101,41 +99,46 @@ fn compare(server: &QueueServer, protocol: &str, mode: &str, seconds: u64) -> Va
     })
 }
 
-/// Of each turn, which pgbench throws dice for: 0 for off or 1 for on, and how long it took.
+/// Of each turn: 0 for off or 1 for on, and how long it took. Two turns of one kind follow each other, so that
+/// each comes after each equally often.
 fn turns_us(server: &QueueServer, protocol: &str, seconds: u64) -> Vec<(usize, f64)> {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let look_up = "\\set aid random(1, 1000000)\n\
-                   SELECT abalance FROM pgbench_accounts WHERE aid = :aid;\n";
-    let mut arguments: Vec<String> = ["-n", "-c", "1", "-l", "-M", protocol]
-        .map(str::to_owned)
-        .into();
-    arguments.extend(["-T".to_owned(), seconds.to_string()]);
-    for queue in ["off", "on "] {
-        let path = folder.path().join(queue.trim());
-        let set = format!("SET enable_query_queue = {queue};\n");
-        fs::write(&path, set + &look_up.repeat(LOOK_UPS)).expect("a script");
-        arguments.extend(["-f".to_owned(), path.display().to_string()]);
-    }
-    let log = folder.path().join("turns");
-    arguments.push(format!("--log-prefix={}", log.display()));
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let output = pgbench(server, &arguments);
+    let mut client = server.cluster.connect(PRIMARY);
+    let prepared = (protocol == "prepared").then(|| {
+        client
+            .prepare("SELECT abalance FROM pgbench_accounts WHERE aid = $1")
+            .expect("statement")
+    });
+    let end = Instant::now() + Duration::from_secs(seconds);
     let mut times = Vec::new();
-    for entry in fs::read_dir(folder.path()).expect("the folder") {
-        let path = entry.expect("a file").path();
-        if path.extension().is_none() {
-            continue;
+    for turn in 0.. {
+        if Instant::now() >= end {
+            break;
         }
-        // Client, transaction, microseconds, script, and when.
-        for line in fs::read_to_string(path).expect("pgbench's log").lines() {
-            let fields: Vec<&str> = line.split(' ').collect();
-            let script = fields[3].parse().expect("a number");
-            times.push((script, fields[2].parse().expect("a number")));
+        let script = usize::from(turn % 4 / 2 == 1);
+        let queue = ["off", "on"][script];
+        apply(server, &[("enable_query_queue_select", queue)]);
+        let shown = "SHOW parallel_replicas.enable_query_queue_select";
+        wait_until(SOON, "the session has the setting", || {
+            text(&mut client, shown) == queue
+        });
+        let started = Instant::now();
+        look_up(&mut client, prepared.as_ref(), turn);
+        times.push((script, started.elapsed().as_secs_f64() * 1e6));
+    }
+    times
+}
+
+fn look_up(client: &mut Client, prepared: Option<&Statement>, turn: i32) {
+    for number in 0..LOOK_UPS as i32 {
+        let aid = 1 + (turn * 7919 + number * 104_729).rem_euclid(ACCOUNTS);
+        match prepared {
+            Some(statement) => drop(client.query(statement, &[&aid]).expect("a row")),
+            None => {
+                let query = format!("SELECT abalance FROM pgbench_accounts WHERE aid = {aid};");
+                client.simple_query(&query).expect("a row");
+            }
         }
     }
-    let turns = number_after(&output, "number of transactions actually processed: ");
-    assert_eq!(times.len(), turns as usize, "{output}");
-    times
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
