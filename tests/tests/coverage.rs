@@ -2,6 +2,7 @@
 
 use parallel_replicas_tests::{Cluster, Differential, PRIMARY, damage_check, text};
 use postgres::Client;
+use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
@@ -134,38 +135,70 @@ fn bulk_writes_read_through_replicas() {
          CREATE TABLE written (i int)",
     );
     run(&mut client, FORCED);
-    for (script, made) in [
+    // Each with what it makes, and of which rows.
+    for (script, made, query) in [
         (
             "CREATE TABLE made AS SELECT k, count(*), sum(i) FROM source GROUP BY k",
             "made",
+            "SELECT k, count(*), sum(i) FROM source GROUP BY k",
         ),
         (
             "CREATE TABLE made2 AS SELECT * FROM source WHERE k < 3",
             "made2",
+            "SELECT * FROM source WHERE k < 3",
         ),
-        ("SELECT * INTO made3 FROM source WHERE k = 2", "made3"),
+        (
+            "SELECT * INTO made3 FROM source WHERE k = 2",
+            "made3",
+            "SELECT * FROM source WHERE k = 2",
+        ),
         (
             "CREATE MATERIALIZED VIEW made4 AS SELECT * FROM source WHERE k = 1",
             "made4",
+            "SELECT * FROM source WHERE k = 1",
         ),
         (
             "BEGIN; SAVEPOINT a; CREATE TABLE made5 AS SELECT * FROM source WHERE k = 5;
              RELEASE a; COMMIT",
             "made5",
+            "SELECT * FROM source WHERE k = 5",
+        ),
+        (
+            "PREPARE rows (int) AS SELECT * FROM source WHERE k = $1;
+             CREATE TABLE made6 AS EXECUTE rows (4)",
+            "made6",
+            "SELECT * FROM source WHERE k = 4",
         ),
     ] {
         run_with_replicas(&mut client, script);
-        let query = format!("SELECT count(*)::text FROM {made}");
-        assert_ne!(text(&mut client, &query), "0", "{script}");
+        run(&mut client, "SET parallel_replicas.debug_force = off");
+        let unequal = format!(
+            "SELECT count(*)::text FROM ((({query}) EXCEPT ALL TABLE {made})
+                 UNION ALL (TABLE {made} EXCEPT ALL ({query}))) s"
+        );
+        assert_eq!(text(&mut client, &unequal), "0", "{script}");
+        let count = format!("SELECT count(*)::text FROM {made}");
+        assert_ne!(text(&mut client, &count), "0", "{script}");
+        run(&mut client, FORCED);
     }
-    run_with_replicas(
-        &mut client,
-        "COPY (SELECT * FROM source WHERE k = 3) TO '/dev/null'",
-    );
-    let wanted = "SELECT (SELECT count(*) FROM source WHERE k < 3) || ' ' || count(*) FROM made2";
-    let both = text(&mut client, wanted);
-    let (a, b) = both.split_once(' ').expect("two numbers");
-    assert_eq!(a, b);
+    let mut copied = |settings: &str| {
+        run(&mut client, settings);
+        let before = counters(&mut client).1;
+        let mut rows = String::new();
+        client
+            .copy_out("COPY (SELECT * FROM source WHERE k = 3) TO STDOUT")
+            .unwrap()
+            .read_to_string(&mut rows)
+            .unwrap();
+        let mut rows: Vec<String> = rows.lines().map(String::from).collect();
+        rows.sort();
+        (rows, counters(&mut client).1 > before)
+    };
+    let (alone, none) = copied("SET parallel_replicas.debug_force = off");
+    let (rows, used) = copied(FORCED);
+    assert!(!none && used);
+    assert!(rows.len() > 2000);
+    assert_eq!(rows, alone);
 
     // A transaction that wrote before must see its own rows, which replicas cannot.
     run(
@@ -175,10 +208,10 @@ fn bulk_writes_read_through_replicas() {
     let before = counters(&mut client);
     run(
         &mut client,
-        "CREATE TABLE made6 AS SELECT * FROM source WHERE k = 100",
+        "CREATE TABLE made7 AS SELECT * FROM source WHERE k = 100",
     );
     assert_eq!(counters(&mut client).0, before.0);
-    assert_eq!(text(&mut client, "SELECT count(*)::text FROM made6"), "500");
+    assert_eq!(text(&mut client, "SELECT count(*)::text FROM made7"), "500");
     run(&mut client, "COMMIT");
     damage_check(&cluster);
 }

@@ -127,7 +127,7 @@ fn run_both_ways(cluster: &Cluster, folder: &Path, suite: &Suite) -> usize {
     unknown += report(folder, suite, Run::Off, Run::Forced);
     let counted: Vec<u64> = after.iter().zip(&before).map(|(a, b)| a - b).collect();
     println!(
-        "    {}: {} fragments were executed with replicas, which contributed to {} of them; {} \
+        "    {}: {} fragments were started with replicas, to which {} replicas contributed; {} \
          links refused, {} lost; {} planned with replicas and executed without",
         suite.name, counted[0], counted[1], counted[2], counted[3], counted[4]
     );
@@ -136,6 +136,11 @@ fn run_both_ways(cluster: &Cluster, folder: &Path, suite: &Suite) -> usize {
             counted[0] >= suite.least_used,
             "only {} fragments used replicas",
             counted[0]
+        );
+        assert!(
+            counted[1] * 2 >= counted[0],
+            "only {} replicas contributed",
+            counted[1]
         );
     }
     unknown
