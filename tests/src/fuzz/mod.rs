@@ -275,11 +275,14 @@ fn judge(client: &mut Client, case: &Case, query: &Query) -> Verdict {
     };
     // After a lost connection there is nothing to roll back.
     let _ = client.batch_execute("ROLLBACK");
-    if let (Ok(_), Err(error)) = (&alone, &forced)
-        && error.code() == Some(&SqlState::QUERY_CANCELED)
-        && fragments(client) > before + MANY_FRAGMENTS
-    {
-        return Verdict::TooLong;
+    if let (Ok(_), Err(error)) = (&alone, &forced) {
+        let cut_off = error.code() == Some(&SqlState::QUERY_CANCELED)
+            && fragments(client) > before + MANY_FRAGMENTS;
+        // The first run met its limit after its last row, and with it the transaction ended.
+        let at_the_limit = error.code() == Some(&SqlState::IN_FAILED_SQL_TRANSACTION);
+        if cut_off || at_the_limit {
+            return Verdict::TooLong;
+        }
     }
     match (alone, forced) {
         (Ok(alone), Ok(forced)) => match alone.difference(&forced, query.is_ordered()) {
