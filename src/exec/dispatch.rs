@@ -16,7 +16,7 @@ use crate::log::steps::{self, Process};
 use crate::log::{Scope, query};
 use crate::net::Connection;
 use crate::net::pool::{self, PoolLimits};
-use crate::pg::wait::{Interest, WaitSet, now_micros};
+use crate::pg::wait::{self, Interest, now_micros};
 use crate::plan::private::PlannedReplica;
 use crate::settings::replicas::error_rules;
 use crate::shm::events::{self, Event};
@@ -118,7 +118,6 @@ impl Shared {
 pub struct Dispatch {
     pub links: Vec<Link>,
     pub shared: Shared,
-    waits: WaitSet,
 }
 
 /// How long links may take to end in order.
@@ -208,11 +207,7 @@ impl Dispatch {
                 links.push(link);
             }
         }
-        Dispatch {
-            links,
-            shared,
-            waits: WaitSet::new(),
-        }
+        Dispatch { links, shared }
     }
 
     /// Serves every link without waiting. Answers whether anything happened.
@@ -308,7 +303,7 @@ impl Dispatch {
     pub fn wait(&mut self, most_ms: u64, wait_event: u32) {
         let interests = self.interests();
         let timeout_ms = self.timeout_ms().min(most_ms);
-        self.waits.wait(&interests, timeout_ms, wait_event);
+        wait::latch_or_sockets(&interests, timeout_ms, wait_event);
         for link in &mut self.links {
             link.has_been_waited_for();
         }

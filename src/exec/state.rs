@@ -1,7 +1,7 @@
 //! What a ParallelReplicas node knows while it runs, and the decisions that need no PostgreSQL call.
 //!
 //! The struct lives on the Rust heap and is dropped with the query's memory context; its destructor
-//! frees memory, and a wait set, which cannot fail.
+//! frees memory and calls nothing in PostgreSQL.
 
 use super::dispatch::Dispatch;
 use super::granule_scan::{self, GranuleScanState};

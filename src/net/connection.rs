@@ -342,6 +342,11 @@ impl Connection {
         unsafe { pq_sys::PQsocket(self.raw()) }
     }
 
+    pub fn uses_tls(&self) -> bool {
+        // SAFETY: live connection.
+        unsafe { pq_sys::PQsslInUse(self.raw()) != 0 }
+    }
+
     /// Whether libpq has given the connection up.
     pub fn is_broken(&self) -> bool {
         // SAFETY: live connection.

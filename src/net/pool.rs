@@ -27,6 +27,7 @@ use pgrx::prelude::*;
 
 use super::connection::Connection;
 use super::error::NetError;
+use crate::pg::wait;
 use crate::shm::links;
 
 /// What an idle connection may be reused for.
@@ -342,6 +343,7 @@ unsafe extern "C-unwind" fn at_transaction_event(
             | XACT_EVENT_PARALLEL_COMMIT
             | XACT_EVENT_PREPARE
     ) {
+        wait::forget_set();
         let ended = with_registry(|registry| registry.end_leases(|_| true));
         drop(ended);
     }

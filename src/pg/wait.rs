@@ -1,14 +1,16 @@
 //! Waiting on the latch and any number of sockets.
 
 use pgrx::pg_sys;
+use std::cell::RefCell;
+use std::mem::ManuallyDrop;
 
 /// What a socket is waited for.
 #[derive(Clone, Copy, Debug)]
 pub struct Interest {
     pub socket: i32,
     pub write: bool,
-    /// A number that no other socket has, as long as this one is open; None of a socket that another may
-    /// take the place of any time, as happens while a connection is made.
+    /// A number that no other connection of this process has had or will have, of one whose socket stays the
+    /// same until it is closed; None of one that may still change it. That makes it safe to keep a set.
     pub lasting: Option<u64>,
 }
 
@@ -25,41 +27,60 @@ impl Interest {
     }
 }
 
-/// The latch, the postmaster's death, and sockets. Kept from wait to wait as long as the sockets are the same,
-/// because making it costs as much as waiting. PostgreSQL 15 knows no owner of such a set, so it lives as long
-/// as this value.
-pub struct WaitSet {
+/// The latch, the postmaster's death, and sockets. PostgreSQL 15 knows no owner of such a set.
+struct WaitSet {
     set: *mut pg_sys::WaitEventSet,
+    /// Of a set that is complete.
     interests: Vec<Interest>,
+}
+
+thread_local! {
+    /// The set of the last wait. Kept until the transaction's end, as long as the sockets are the same, because
+    /// making it costs as much as waiting. At most one, because waits do not nest. Without a destructor: at
+    /// process exit nothing may run here.
+    static KEPT: ManuallyDrop<RefCell<WaitSet>> = const {
+        ManuallyDrop::new(RefCell::new(WaitSet {
+            set: std::ptr::null_mut(),
+            interests: Vec::new(),
+        }))
+    };
 }
 
 /// Places in the set before the sockets.
 const FIRST_SOCKET: usize = 2;
 
-impl WaitSet {
-    pub const fn new() -> Self {
-        WaitSet {
-            set: std::ptr::null_mut(),
-            interests: Vec::new(),
-        }
-    }
-
-    /// Waits until the latch is set, a socket is ready, or `timeout_ms` (at most a minute) has passed.
-    /// Interrupts are the caller's to check, before and after.
-    pub fn wait(&mut self, interests: &[Interest], timeout_ms: u64, wait_event: u32) {
-        self.watch(interests);
-        let timeout = timeout_ms.min(60_000) as std::ffi::c_long;
+/// Waits until the latch is set, a socket is ready, or `timeout_ms` (at most a minute) has passed.
+/// Interrupts are the caller's to check, before and after.
+///
+/// Within a transaction whose end calls [`forget_set`].
+pub fn latch_or_sockets(interests: &[Interest], timeout_ms: u64, wait_event: u32) {
+    let timeout = timeout_ms.min(60_000) as std::ffi::c_long;
+    KEPT.with(|kept| {
+        let mut kept = kept.borrow_mut();
+        kept.watch(interests);
         let mut event = pg_sys::WaitEvent::default();
-        // SAFETY: the set is made, the latch is this process's.
+        // SAFETY: the set is made, the latch is this process's. Neither call raises an ERROR, and
+        // nothing else runs meanwhile; with the postmaster gone the process ends in here.
         unsafe {
-            pg_sys::WaitEventSetWait(self.set, timeout, &mut event, 1, wait_event);
+            pg_sys::WaitEventSetWait(kept.set, timeout, &mut event, 1, wait_event);
             pg_sys::ResetLatch(pg_sys::MyLatch);
         }
-        if interests.iter().any(|interest| interest.lasting.is_none()) {
-            self.free();
+        if interests.is_empty() || interests.iter().any(|interest| interest.lasting.is_none()) {
+            kept.free();
         }
-    }
+    });
+}
 
+/// At the end of a transaction: no idle session keeps a descriptor.
+pub fn forget_set() {
+    KEPT.with(|kept| {
+        if let Ok(mut kept) = kept.try_borrow_mut() {
+            kept.free();
+        }
+    });
+}
+
+impl WaitSet {
     fn watch(&mut self, interests: &[Interest]) {
         let same = !self.set.is_null()
             && self.interests.len() == interests.len()
@@ -86,16 +107,17 @@ impl WaitSet {
         self.interests.copy_from_slice(interests);
     }
 
+    /// Should an ERROR come in here, the set is freed by whoever waits next, or at the transaction's end.
     fn make(&mut self, interests: &[Interest]) {
         self.interests.clear();
-        self.interests.extend_from_slice(interests);
-        // SAFETY: the latch is this process's; the sockets are open. Should an ERROR come in here, the set
-        // is freed with this value.
+        // SAFETY: the latch is this process's; the sockets are open; a transaction's memory lives longer than the
+        // set, which is freed at its end.
         unsafe {
-            self.set = pg_sys::CreateWaitEventSet(
-                pg_sys::TopMemoryContext,
-                (FIRST_SOCKET + interests.len()) as i32,
-            );
+            let context = match pg_sys::TopTransactionContext.is_null() {
+                true => pg_sys::TopMemoryContext,
+                false => pg_sys::TopTransactionContext,
+            };
+            self.set = pg_sys::CreateWaitEventSet(context, (FIRST_SOCKET + interests.len()) as i32);
             let add = |events, socket, latch| {
                 pg_sys::AddWaitEventToSet(self.set, events, socket, latch, std::ptr::null_mut());
             };
@@ -106,26 +128,17 @@ impl WaitSet {
                 add(interest.events(), interest.socket, std::ptr::null_mut());
             }
         }
+        self.interests.extend_from_slice(interests);
     }
 
     fn free(&mut self) {
+        self.interests.clear();
         let set = std::mem::replace(&mut self.set, std::ptr::null_mut());
         if !set.is_null() {
             // SAFETY: made by `make`, freed once; closes a descriptor and frees memory.
             unsafe { pg_sys::FreeWaitEventSet(set) };
         }
     }
-}
-
-impl Drop for WaitSet {
-    fn drop(&mut self) {
-        self.free();
-    }
-}
-
-/// Waits once.
-pub fn latch_or_sockets(interests: &[Interest], timeout_ms: u64, wait_event: u32) {
-    WaitSet::new().wait(interests, timeout_ms, wait_event);
 }
 
 /// Monotonic microseconds.

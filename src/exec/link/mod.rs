@@ -161,7 +161,7 @@ impl Link {
         let lease = self.lease.filter(|_| !idle);
         let own = lease.and_then(|lease| {
             let connection = pool::get(lease)?;
-            let made = self.machine.phase() == Phase::Working;
+            let made = self.machine.phase() != Phase::Connecting;
             Some(Interest {
                 socket: connection.socket(),
                 write: self.wants_write,
@@ -313,6 +313,8 @@ impl Link {
             self.heard(shared);
         }
         connection.consume_input()?;
+        // TLS keeps what found no room in libpq's buffer, and then there may be nothing on the socket to wait for.
+        let mut may_hold_back = connection.uses_tls();
         loop {
             match self.machine.phase() {
                 Phase::Calling | Phase::Leaving => match connection.next_result() {
@@ -353,8 +355,13 @@ impl Link {
                         return Ok(());
                     }
                     match connection.copy_data() {
+                        CopyRead::Nothing if may_hold_back => {
+                            may_hold_back = false;
+                            connection.consume_input()?;
+                        }
                         CopyRead::Nothing => return Ok(()),
                         CopyRead::Message(message) => {
+                            may_hold_back = connection.uses_tls();
                             self.heard(shared);
                             self.message(message, connection, shared)?;
                         }

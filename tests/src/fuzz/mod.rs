@@ -12,6 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use postgres::error::SqlState;
@@ -307,16 +308,15 @@ fn same_error(a: &Error, b: &Error) -> bool {
     }
 }
 
-/// Leaves out parts of a failing query for as long as it fails.
+/// Leaves out parts of a failing query for as long as it fails, and a few minutes at most.
 fn shrink(client: &mut Client, case: &Case, what: String) -> (Query, String) {
     let (mut query, mut what) = (case.query.clone(), what);
-    let mut tries = 300;
+    let end = Instant::now() + Duration::from_secs(180);
     'again: loop {
         for smaller in query.smaller() {
-            if tries == 0 || client.is_closed() {
+            if Instant::now() >= end || client.is_closed() {
                 return (query, what);
             }
-            tries -= 1;
             if let Verdict::Wrong(difference) = judge(client, case, &smaller) {
                 (query, what) = (smaller, difference);
                 continue 'again;
