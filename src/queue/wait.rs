@@ -191,6 +191,7 @@ fn wait(slots: u32) -> u64 {
         let until = until.into_iter().flatten().min().unwrap_or(now);
         sleep(until.saturating_sub(now).max(1));
     }
+    test_point!("queue-granted");
     let waited_ms = measure::now_ms() - began;
     log(slots, waited_ms);
     waited_ms

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::thread;
 
+use parallel_replicas_tests::queue_server::{QueueServer, pid, value};
 use parallel_replicas_tests::system::installation;
 use parallel_replicas_tests::{Cluster, PRIMARY, Rows, SOON, damage_check, text, wait_until};
 use postgres::Client;
@@ -229,4 +230,54 @@ fn a_session_that_ends_while_it_plans_takes_nobody_with_it() {
     scene.disarm(PRIMARY, "plan-offer");
     Rows::fetch(&mut bystander, STREAMING).expect("its server did not start over");
     assert_eq!(scene.cluster.times_ready(PRIMARY), ready);
+}
+
+/// A waiter of the query queue is cancelled, or terminated, when it has seen that it was granted its slot and has
+/// not begun to execute: the next one gets the slot.
+#[test]
+#[ignore = "needs the library with test points"]
+fn an_end_at_the_instant_of_a_grant_gives_the_slot_back() {
+    let server = QueueServer::start(&[]);
+    let folder = server.cluster.data_dir(PRIMARY).join("test_points");
+    fs::create_dir(&folder).unwrap();
+    installation().give_to_server_user(&folder);
+    let point = folder.join("queue-granted");
+    let reached = folder.join("queue-granted.reached");
+    let mut superuser = server.cluster.connect(PRIMARY);
+    for terminates in [false, true] {
+        let holder = server.holder();
+        let mut client = server.app();
+        let victim = pid(&mut client);
+        let token = client.cancel_token();
+        let waiter = server.waiting(client, "SELECT count(*) FROM t");
+        fs::write(&point, "wait").unwrap();
+        drop(holder);
+        wait_until(SOON, "the point is reached", || reached.exists());
+        let next = server.waiting(server.app(), "SELECT count(*) FROM u");
+        let granted = text(
+            &mut superuser,
+            "SELECT string_agg(concat_ws(' ', pid, slots, admitted_by), ', ')
+               FROM parallel_replicas.running_queries WHERE state = 'RUNNING'",
+        );
+        assert_eq!(granted, format!("{victim} 1 scheduler"));
+        if terminates {
+            let query = format!("SELECT pg_terminate_backend({victim})::text");
+            assert_eq!(text(&mut superuser, &query), "true");
+        } else {
+            token.cancel_query(postgres::NoTls).unwrap();
+        }
+        let failed = waiter.join().unwrap().expect_err("it has ended");
+        let code = failed.as_db_error().map(|error| error.code().code());
+        if terminates {
+            // The client forgets the error if the end of the connection comes with it.
+            assert!(matches!(code, None | Some("57P01")), "{failed:?}");
+        } else {
+            assert_eq!(code, Some("57014"), "{failed:?}");
+        }
+        // The next one may have come to the same point.
+        fs::remove_file(&point).unwrap();
+        assert_eq!(value(next), "1000");
+        server.wait_empty();
+        fs::remove_file(&reached).unwrap();
+    }
 }

@@ -532,6 +532,78 @@ fn driver_marks_cut_processes() {
     assert!(again.contains("Workers Planned: 3"), "{again}");
 }
 
+/// Workers here and links that execute one node together are lowered together, and neither of them
+/// to nothing while there is room for both.
+#[test]
+fn driver_marks_cut_workers_beside_links() {
+    let cluster = Cluster::builder()
+        .standbys(1)
+        .autovacuum(false)
+        .setting("parallel_replicas.enable_query_queue_select", "on")
+        .setting("parallel_replicas.query_queue_bypass_superuser", "off")
+        .setting("parallel_replicas.query_queue_cores", "16")
+        .setting("parallel_replicas.query_queue_driver_high_water", "8")
+        .setting("parallel_replicas.connect_timeout", "20s")
+        .setting("min_parallel_table_scan_size", "0")
+        .setting("parallel_setup_cost", "0")
+        .setting("parallel_tuple_cost", "0")
+        .start();
+    cluster.register_replicas();
+    cluster.psql(
+        PRIMARY,
+        "CREATE TABLE t AS SELECT i, repeat('x', 100) AS pad FROM generate_series(1, 50000) i;
+         ALTER TABLE t SET (parallel_workers = 2)",
+    );
+    cluster.psql(PRIMARY, "VACUUM ANALYZE t");
+    cluster.wait_all_caught_up();
+    let serial = || {
+        let mut holder = cluster.connect(PRIMARY);
+        holder
+            .batch_execute(
+                "SET enable_parallel_replicas = 0; SET max_parallel_workers_per_gather = 0;
+                 BEGIN; DECLARE c CURSOR FOR SELECT * FROM t; FETCH 1 FROM c",
+            )
+            .expect("a slot is free");
+        holder
+    };
+    let mut client = cluster.connect(PRIMARY);
+    client
+        .batch_execute(
+            "SET enable_parallel_replicas = 2; SET parallel_replicas_local_plan = on;
+             SET statement_timeout = '60s'",
+        )
+        .expect("settings");
+    let mut plan = || -> String {
+        let rows = client.query("EXPLAIN ANALYZE SELECT count(*) FROM t", &[]);
+        rows.expect("plan")
+            .iter()
+            .map(|row| row.get::<_, String>(0) + "\n")
+            .collect()
+    };
+    let mut holders = Vec::new();
+    // Of eight processes, this backend's included, so many are at work elsewhere.
+    for (at_work, workers, links, cut) in [
+        (0, 2, 2, ""),
+        (3, 2, 2, ""),
+        (4, 2, 1, ", processes 4 of 5"),
+        (5, 1, 1, ", processes 3 of 5"),
+        (6, 0, 1, ", processes 2 of 5"),
+    ] {
+        while holders.len() < at_work {
+            holders.push(serial());
+        }
+        let plan = plan();
+        for line in [
+            format!("Local Workers Planned: {workers}\n"),
+            format!("Local Workers Launched: {workers}\n"),
+            format!("/{links} granules="),
+            format!("\nQueue: slots 3{cut}\n"),
+        ] {
+            assert!(plan.contains(&line), "{at_work}: {line}{plan}");
+        }
+    }
+}
+
 /// Version 1 admits nothing while a server is above its limits, which are measured.
 #[test]
 fn measured_load_keeps_statements_waiting() {
@@ -553,6 +625,7 @@ fn measured_load_keeps_statements_waiting() {
     // The waiter itself measures again, and sees that there is no limit any more.
     server.set("parallel_replicas.query_queue_mem_used_pct_limit", "0");
     assert_eq!(value(waiter), "1000");
+    cpu_keeps_statements_waiting(&server);
     // One at a time, by count.
     server.set("parallel_replicas.query_queue_concurrency_limit", "1");
     let holder = server.holder();
@@ -562,6 +635,45 @@ fn measured_load_keeps_statements_waiting() {
     drop(holder);
     assert_eq!(value(waiter), "1000");
     server.wait_empty();
+}
+
+/// While a superuser's query, which does not queue, computes, the server is above its limit.
+fn cpu_keeps_statements_waiting(server: &QueueServer) {
+    let limit = "parallel_replicas.query_queue_cpu_used_permille_limit";
+    let mut busy = server.cluster.connect(PRIMARY);
+    let token = busy.cancel_token();
+    let computing = thread::spawn(move || {
+        busy.simple_query("SELECT count(*) FROM t a, t b, t c, t d")
+            .map(|_| String::new())
+    });
+    // Without a limit it is none of the queue's business.
+    assert_eq!(server.gauge("overloaded"), 0);
+    assert_eq!(
+        text(&mut server.app(), "SELECT count(*)::text FROM t"),
+        "1000"
+    );
+    server.set(limit, "1");
+    // The first look has nothing to compare with.
+    wait_until(SOON, "the load is measured", || {
+        let mut client = server.app();
+        client
+            .batch_execute("SET statement_timeout = '1s'")
+            .unwrap();
+        client.simple_query("SELECT count(*) FROM t").is_err()
+    });
+    let waiter = server.waiting(server.app(), "SELECT count(*) FROM t");
+    let mut superuser = server.cluster.connect(PRIMARY);
+    let reason = text(
+        &mut superuser,
+        "SELECT blocked_reason FROM parallel_replicas.running_queries",
+    );
+    assert_eq!(reason, "overload");
+    assert_eq!(server.gauge("overloaded"), 1);
+    assert!(server.gauge("cpu_permille") >= 1);
+    server.set(limit, "0");
+    assert_eq!(value(waiter), "1000");
+    token.cancel_query(NoTls).unwrap();
+    assert_eq!(error(computing.join().unwrap()).code().code(), "57014");
 }
 
 /// With replicas: links need no slots here, but count as processes for the driver marks, and a replica's

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use parallel_replicas_tests::queue_server::{QueueServer, pid, value};
+use parallel_replicas_tests::queue_server::{QueueServer, error, pid, value};
 use parallel_replicas_tests::{Cluster, PRIMARY, SOON, text, wait_until};
 use postgres::Client;
 
@@ -335,4 +335,151 @@ fn a_query_without_its_replicas_takes_free_slots_only() {
     drop(holder);
     value(waiter);
     assert_eq!(launched(), "2", "all slots are free again");
+}
+
+/// Resident memory of a process that it does not share, in bytes: RssAnon of /proc/PID/status, in kB.
+fn private_bytes(pid: i32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process lives");
+    let (_, rest) = text.split_once("RssAnon:").expect("a line");
+    let word = rest.split_whitespace().next().expect("a word");
+    word.parse::<u64>().expect("a number") * 1024
+}
+
+/// A group that has more memory than it may keeps its own waiting and nobody else, and the view says so.
+#[test]
+fn memory_limits_of_groups() {
+    let server = QueueServer::start(&[
+        ("parallel_replicas.enable_group_level_query_queue", "on"),
+        ("parallel_replicas.query_queue_cores", "16"),
+        ("parallel_replicas.report_resource_usage_interval_ms", "100"),
+    ]);
+    let mut superuser = server.cluster.connect(PRIMARY);
+    // Less than anything has.
+    superuser
+        .batch_execute(
+            "SELECT parallel_replicas.create_resource_group('g', 0, 0, 1e-12);
+             CREATE ROLE app2 LOGIN IN ROLE app;
+             ALTER ROLE app SET parallel_replicas.resource_group = 'g'",
+        )
+        .expect("group");
+    let mut group = |columns: &str| {
+        text(
+            &mut superuser,
+            &format!(
+                "SELECT concat_ws(' ', {columns})
+                   FROM parallel_replicas.resource_groups WHERE name = 'g'"
+            ),
+        )
+    };
+    let state = "running, pending, total, timeouts, overloaded";
+    assert_eq!(
+        group("concurrency_limit, max_cpu_cores, mem_used_pct_limit"),
+        "0 0 1e-12"
+    );
+    assert_eq!(group(state), "0 0 0 0 f");
+    assert_eq!(group("mem_bytes"), "0");
+    // With nobody in it a group has no memory.
+    let mut holder = server.holder();
+    wait_until(SOON, "the group is over its limit", || {
+        group(state) == "1 0 1 0 t"
+    });
+    let process = pid(&mut holder);
+    let shown: u64 = group("mem_bytes").parse().expect("a number");
+    let has = private_bytes(process);
+    assert!(
+        (has / 2..has * 2).contains(&shown),
+        "{shown} bytes are shown of {has}"
+    );
+    // Fifteen slots are free, but not for its own.
+    let waiter = server.waiting(server.app(), "SELECT count(*) FROM t");
+    assert_eq!(group(state), "1 1 2 0 t");
+    let mut other = server.cluster.connect_as(PRIMARY, "app2");
+    assert_eq!(text(&mut other, "SELECT count(*)::text FROM t"), "1000");
+    let mut observer = server.cluster.connect(PRIMARY);
+    assert_eq!(
+        text(
+            &mut observer,
+            "SELECT resource_group || ' ' || blocked_reason
+               FROM parallel_replicas.running_queries WHERE state = 'PENDING'",
+        ),
+        "g group_limit"
+    );
+    // A limit that is above what it has lets it run.
+    observer
+        .batch_execute(
+            "SELECT parallel_replicas.alter_resource_group('g', mem_used_pct_limit => 1)",
+        )
+        .expect("alter");
+    assert_eq!(value(waiter), "1000");
+    assert_eq!(group("mem_used_pct_limit"), "1");
+    assert_eq!(group(state), "1 0 2 0 f");
+    // Who waits too long is the group's, and the server's.
+    observer
+        .batch_execute(
+            "SELECT parallel_replicas.alter_resource_group('g', mem_used_pct_limit => 1e-12)",
+        )
+        .expect("alter");
+    wait_until(SOON, "the group is over its limit again", || {
+        group("overloaded") == "t"
+    });
+    server.set("parallel_replicas.query_queue_pending_timeout_second", "1s");
+    let late = server.app().simple_query("SELECT count(*) FROM t");
+    let late = error(late.map(|_| String::new()));
+    assert!(late.message().contains("query queue"), "{late}");
+    assert_eq!(group(state), "1 0 3 1 t");
+    assert_eq!(server.gauge("timeouts"), 1);
+    drop(holder);
+    server.wait_empty();
+    wait_until(SOON, "nobody is in it", || group("mem_bytes") == "0");
+    assert_eq!(group(state), "0 0 3 1 f");
+}
+
+/// A database's group is that of its sessions, unless their role has another.
+#[test]
+fn groups_of_databases() {
+    let server = QueueServer::start(&[
+        ("parallel_replicas.enable_group_level_query_queue", "on"),
+        ("parallel_replicas.query_queue_cores", "16"),
+    ]);
+    let mut superuser = server.cluster.connect(PRIMARY);
+    superuser
+        .batch_execute(
+            "SELECT parallel_replicas.create_resource_group('of_database', 1);
+             SELECT parallel_replicas.create_resource_group('of_role', 1);
+             CREATE ROLE app2 LOGIN IN ROLE app;
+             ALTER DATABASE postgres SET parallel_replicas.resource_group = 'of_database'",
+        )
+        .expect("groups");
+    let holder = server.holder();
+    let waiter = server.waiting(
+        server.cluster.connect_as(PRIMARY, "app2"),
+        "SELECT count(*) FROM t",
+    );
+    let mut state = || {
+        text(
+            &mut superuser,
+            "SELECT string_agg(concat_ws(' ', usename, state, resource_group), ', ' ORDER BY usename)
+               FROM parallel_replicas.running_queries",
+        )
+    };
+    assert_eq!(
+        state(),
+        "app RUNNING of_database, app2 PENDING of_database",
+        "one at a time"
+    );
+    drop(holder);
+    assert_eq!(value(waiter), "1000");
+    server.cluster.psql(
+        PRIMARY,
+        "ALTER ROLE app2 SET parallel_replicas.resource_group = 'of_role'",
+    );
+    let holder = server.holder();
+    let mut other = server.cluster.connect_as(PRIMARY, "app2");
+    other
+        .batch_execute("BEGIN; DECLARE c CURSOR FOR SELECT * FROM t; FETCH 1 FROM c")
+        .expect("nobody is in its group");
+    assert_eq!(state(), "app RUNNING of_database, app2 RUNNING of_role");
+    drop(other);
+    drop(holder);
+    server.wait_empty();
 }

@@ -109,8 +109,8 @@ fn size_classes() {
         sizes.iter().map(|n| class_of(*n, total, 1)).collect()
     };
     assert_eq!(
-        classes(64, &[100, 64, 63, 32, 16, 8, 4, 2, 1]),
-        [7, 7, 6, 6, 5, 4, 3, 2, 1]
+        classes(64, &[100, 64, 63, 32, 16, 8, 4, 2, 1, 0]),
+        [7, 7, 6, 6, 5, 4, 3, 2, 1, 0]
     );
     assert_eq!(
         classes(16, &[1, 2, 3, 4, 7, 8, 15, 16]),
@@ -349,6 +349,63 @@ fn a_full_group_keeps_its_place_and_holds_nobody_up() {
         assert_eq!((memory.groups[0].running, memory.groups[0].pending), (0, 0));
         assert_eq!(memory.groups[0].total, 3);
     }
+}
+
+/// A group that uses more than it may keeps its own waiting, whoever else comes, also if none of it runs.
+#[test]
+fn an_overloaded_group_waits_and_holds_nobody_up() {
+    let limits = [
+        by_slots(4, Strategy::Swrr),
+        by_slots(4, Strategy::Sjf),
+        by_load(0),
+    ];
+    for limits in limits {
+        let mut memory = Memory::new(Limits {
+            by_group: true,
+            ..limits
+        });
+        memory.groups[0].overloaded = true;
+        memory.ask(0, 1, 1);
+        memory.ask(1, 1, 2);
+        memory.ask(2, 1, 0);
+        let mut woken = memory.schedule(0);
+        woken.sort_unstable();
+        assert_eq!(woken, [1, 2], "{limits:?}");
+        assert_eq!(memory.entries[0].blocked, Blocked::Group, "{limits:?}");
+        assert_eq!((memory.groups[0].running, memory.groups[0].pending), (0, 1));
+        memory.groups[0].overloaded = false;
+        assert_eq!(memory.schedule(0), [0], "{limits:?}");
+        memory.groups[0].overloaded = true;
+        memory.ask(3, 1, 1);
+        assert_eq!(memory.schedule(0), [] as [usize; 0], "{limits:?}");
+        // While groups do not count, their measured limits do not either.
+        memory.queue().set_limits(limits);
+        assert_eq!(memory.schedule(0), [3], "{limits:?}");
+    }
+}
+
+/// However many a group lets run, while it uses more than it may it lets none; and who waits there can wait
+/// too long as anybody can, which the group counts.
+#[test]
+fn an_overloaded_group_counts_who_waited_too_long() {
+    let mut memory = Memory::new(Limits {
+        by_group: true,
+        ..by_slots(4, Strategy::Swrr)
+    });
+    memory.groups[0] = Group {
+        concurrency: 9,
+        overloaded: true,
+        ..Group::default()
+    };
+    memory.ask(0, 1, 1);
+    assert_eq!(memory.schedule(299_999), [] as [usize; 0]);
+    assert_eq!(memory.schedule(300_000), [0]);
+    assert_eq!(memory.entries[0].state, State::Expired);
+    let group = memory.groups[0];
+    assert_eq!(
+        (group.pending, group.timeouts, group.total, group.running),
+        (0, 1, 1, 0)
+    );
 }
 
 #[test]
