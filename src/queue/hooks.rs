@@ -169,6 +169,28 @@ unsafe extern "C-unwind" fn executor_run(
         let frame = resume(query);
         next(query, direction, count, execute_once);
         pause(query, frame);
+        // A driver's portal may stay until the transaction's end.
+        let forward = direction == pg_sys::ScanDirection::ForwardScanDirection;
+        if count == 0 && forward && !holders::is_empty() {
+            has_run(query);
+        }
+    }
+}
+
+/// The query has been executed to its end.
+///
+/// # Safety
+/// It has been started.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn has_run(query: *mut pg_sys::QueryDesc) {
+    // SAFETY: as the caller says.
+    let (statement, eflags) = unsafe { (&*(*query).plannedstmt, (*(*query).estate).es_top_eflags) };
+    // Triggers of what it has written are still to come; a cursor may go back.
+    let is_over = statement.commandType == pg_sys::CmdType::CMD_SELECT
+        && !statement.hasModifyingCTE
+        && eflags & pg_sys::EXEC_FLAG_BACKWARD as c_int == 0;
+    if is_over {
+        holders::end(What::Query(query));
     }
 }
 

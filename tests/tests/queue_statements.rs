@@ -388,10 +388,10 @@ fn statements_of_a_driver_without_autocommit() {
     let server = QueueServer::start(&[]);
     let mut client = server.app();
     client.batch_execute("BEGIN").expect("begin");
-    for table in ["t", "u"] {
+    for (table, extended) in [("t", false), ("t", true), ("u", false)] {
         let holder = server.holder();
         let waiter = thread::spawn(move || {
-            let answer = rows_of(&mut client, table);
+            let answer = rows_of(&mut client, table, extended);
             (client, answer)
         });
         server.wait_gauge("pending", 1);
@@ -411,7 +411,7 @@ fn statements_of_a_driver_without_autocommit() {
     assert_eq!(server.gauge("total"), before);
     assert_eq!(server.gauge("admitted_in_transaction"), 0);
     // Now others may wait for its row.
-    assert_eq!(rows_of(&mut client, "u"), "1001");
+    assert_eq!(rows_of(&mut client, "u", false), "1001");
     assert_eq!(server.gauge("total"), before + 1);
     assert_eq!(server.gauge("admitted_in_transaction"), 1);
     assert_eq!(server.gauge("used_slots"), 1, "the holder's");
@@ -425,15 +425,20 @@ fn statements_of_a_driver_without_autocommit() {
     server.wait_empty();
 }
 
-/// How many rows a table has, by one message.
-fn rows_of(client: &mut Client, table: &str) -> String {
-    let messages = client.simple_query(&format!("SELECT count(*) FROM {table}"));
-    messages
-        .expect("it is admitted")
-        .iter()
-        .find_map(|message| match message {
-            postgres::SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
-            _ => None,
-        })
-        .expect("a row")
+/// How many rows a table has, by one message or by those of the extended protocol, whose portal stays until
+/// the next statement or the transaction's end.
+fn rows_of(client: &mut Client, table: &str, extended: bool) -> String {
+    let query = format!("SELECT count(*)::text FROM {table}");
+    if extended {
+        return client
+            .query_one(&query, &[])
+            .expect("it is admitted")
+            .get(0);
+    }
+    let messages = client.simple_query(&query).expect("it is admitted");
+    let rows = messages.iter().find_map(|message| match message {
+        postgres::SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+        _ => None,
+    });
+    rows.expect("a row")
 }

@@ -46,7 +46,7 @@ const SETTINGS: [&str; 13] = [
 
 /// Forced, reading on replicas costs nothing, so that the planner may have it done for each row of an outer
 /// side. A query that runs into its limit with so many fragments behind it was not stuck.
-const MANY_FRAGMENTS: u64 = 100;
+const MANY_FRAGMENTS: u64 = 20;
 
 /// What to run.
 #[derive(Clone, Copy, Debug)]
