@@ -305,7 +305,10 @@ fn channel_binding_that_is_required_is_not_done_without() {
     );
     cluster.wait_all_caught_up();
     // The server trusts; then it asks for the password, but without TLS there is nothing to bind to.
-    assert_left_out(&cluster, "server authenticated client without channel binding");
+    assert_left_out(
+        &cluster,
+        "server authenticated client without channel binding",
+    );
     access(&cluster, 1, "host all l 127.0.0.1/32 scram-sha-256");
     assert_left_out(&cluster, "channel binding required, but SSL not in use");
     cluster.psql(
