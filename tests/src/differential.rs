@@ -1,5 +1,6 @@
 //! The differential oracle: the same query with replicas off and on, in one snapshot.
 
+use postgres::error::DbError;
 use postgres::{Client, Error};
 
 use crate::rows::Rows;
@@ -11,6 +12,35 @@ pub enum Replicas {
     Allowed = 1,
     /// Any reason not to use replicas is an error.
     Forced = 2,
+}
+
+/// An error as a client is told it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// Five letters.
+    pub sqlstate: String,
+    /// Primary message.
+    pub message: String,
+    pub detail: Option<String>,
+    pub hint: Option<String>,
+    /// Without the line that PostgreSQL adds where a parallel worker has met it.
+    pub context: Option<String>,
+}
+
+impl From<&DbError> for Told {
+    fn from(error: &DbError) -> Self {
+        let context = error.where_().map(|text| {
+            let lines = text.lines().filter(|line| *line != "parallel worker");
+            lines.collect::<Vec<_>>().join("\n")
+        });
+        Self {
+            sqlstate: String::from(error.code().code()),
+            message: String::from(error.message()),
+            detail: error.detail().map(String::from),
+            hint: error.hint().map(String::from),
+            context: context.filter(|text| !text.is_empty()),
+        }
+    }
 }
 
 /// One comparison of a query with itself under two settings.
@@ -104,10 +134,10 @@ impl<'a> Differential<'a> {
         outcome
     }
 
-    /// Panics unless both runs, each in a transaction of its own, fail with the same SQLSTATE and
-    /// message; returns the message.
+    /// Panics unless both runs, each in a transaction of its own, fail with the same error;
+    /// returns it.
     #[track_caller]
-    pub fn check_same_error(self, query: &str) -> String {
+    pub fn check_same_error(self, query: &str) -> Told {
         let mut errors = Vec::new();
         for setting in [&self.first, &self.second] {
             let script = format!("BEGIN; {}; {setting}", self.before.join("; "));
@@ -121,15 +151,12 @@ impl<'a> Differential<'a> {
             let Some(error) = error.as_db_error() else {
                 panic!("failed after {setting}: {error:?}\n{query}");
             };
-            errors.push((
-                String::from(error.code().code()),
-                String::from(error.message()),
-            ));
+            errors.push(Told::from(error));
             self.client
                 .batch_execute("ROLLBACK")
                 .expect("a failed transaction can be left");
         }
         assert_eq!(errors[0], errors[1], "the error differs\n{query}");
-        errors.swap_remove(0).1
+        errors.swap_remove(0)
     }
 }

@@ -44,7 +44,7 @@ mod writers;
 
 pub use cluster::{Cluster, PRIMARY, StopMode, text};
 pub use damage::{Damage, damage_check, damage_on};
-pub use differential::{Differential, Replicas};
+pub use differential::{Differential, Replicas, Told};
 pub use ports::Port;
 pub use proxy::{Fault, Proxy};
 pub use rows::Rows;

@@ -1,6 +1,6 @@
 //! A rogue coordinator: speaks the protocol of links, but says what no coordinator would say.
 //!
-//! It speaks PostgreSQL's wire protocol (version 3, simple queries, no TLS, trust authentication)
+//! It speaks PostgreSQL's wire protocol (version 3, simple queries, no TLS, trust or a password by SCRAM)
 //! by itself rather than through libpq, because it must also send what libpq would not: messages
 //! of impossible lengths, halves of messages, and noise. [`crate::rogue_recorder`] gives it a real
 //! Begin to start from.
@@ -12,6 +12,7 @@ use hmac::{Hmac, Mac as _};
 use parallel_replicas_core::frame::{
     self, Begin, FragmentReport, Hello, Mac, Nonce, Refusal, ToCoordinator, ToReplica,
 };
+use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, ScramSha256};
 use sha2::Sha256;
 
 use crate::wait::SOON;
@@ -92,6 +93,18 @@ impl Rogue {
     /// Logs in to a server of 127.0.0.1, database `postgres`. `options` are as in PGOPTIONS.
     #[track_caller]
     pub fn connect(port: u16, user: &str, options: &str) -> Self {
+        Self::log_in(port, user, None, options)
+    }
+
+    /// The same, to a server that asks for the password.
+    #[track_caller]
+    pub fn connect_with_password(port: u16, user: &str, password: &str, options: &str) -> Self {
+        let scram = ScramSha256::new(password.as_bytes(), ChannelBinding::unsupported());
+        Self::log_in(port, user, Some(scram), options)
+    }
+
+    #[track_caller]
+    fn log_in(port: u16, user: &str, mut scram: Option<ScramSha256>, options: &str) -> Self {
         let stream = TcpStream::connect(("127.0.0.1", port)).expect("the server listens");
         stream
             .set_read_timeout(Some(SOON))
@@ -112,7 +125,11 @@ impl Rogue {
         rogue.raw(&body);
         loop {
             match rogue.message() {
-                Some((b'Z', _)) => return rogue,
+                Some((b'Z', _)) => {
+                    assert!(scram.is_none(), "nobody asked for the password");
+                    return rogue;
+                }
+                Some((b'R', body)) => rogue.authenticate(&body, &mut scram),
                 Some((b'K', body)) => {
                     let pid = body[..4].try_into().expect("four bytes");
                     rogue.pid = i32::from_be_bytes(pid);
@@ -121,6 +138,40 @@ impl Rogue {
                 Some(_) => {}
                 None => panic!("the server closed the connection"),
             }
+        }
+    }
+
+    /// Answers a message of SCRAM; its last one has been checked when `scram` is none.
+    #[track_caller]
+    fn authenticate(&mut self, body: &[u8], scram: &mut Option<ScramSha256>) {
+        let (kind, data) = body.split_first_chunk().expect("four bytes");
+        let kind = u32::from_be_bytes(*kind);
+        if kind == 0 {
+            return;
+        }
+        let exchange = scram.as_mut().expect("there is a password");
+        match kind {
+            // AuthenticationSASL, with the names of methods.
+            10 => {
+                let first = exchange.message();
+                let mut answer = SCRAM_SHA_256.as_bytes().to_vec();
+                answer.push(0);
+                answer.extend((first.len() as u32).to_be_bytes());
+                answer.extend(first);
+                self.put(b'p', &answer);
+            }
+            // AuthenticationSASLContinue.
+            11 => {
+                exchange.update(data).expect("the server's first message");
+                let answer = exchange.message().to_vec();
+                self.put(b'p', &answer);
+            }
+            // AuthenticationSASLFinal.
+            12 => {
+                exchange.finish(data).expect("the server knows it, too");
+                *scram = None;
+            }
+            _ => panic!("authentication of kind {kind} is not known here"),
         }
     }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use parallel_replicas_tests::{
     Cluster, PRIMARY, Rows, SOON, StopMode, damage_check, damage_on, text, wait_until,
 };
-use postgres::{Client, Error};
+use postgres::{Client, Error, NoTls};
 
 /// Rows of table `t`.
 const ROWS: i64 = 60_000;
@@ -587,6 +587,65 @@ fn all_replicas_may_die() {
     assert!(detail.starts_with("Reason no_replica"), "{error:?}");
     for node in [1, 2] {
         cluster.start(node);
+    }
+    damage_check(&cluster);
+}
+
+/// Replicas were to do all of the work, and die in the middle of it.
+#[test]
+fn who_is_left_alone_in_the_middle_is_told() {
+    let mut cluster = scene(2, &[]);
+    for mode in [1, 2] {
+        let (sender, notices) = std::sync::mpsc::channel();
+        let mut config = cluster.config(PRIMARY);
+        config.notice_callback(move |notice| {
+            // Nobody may be interested any more.
+            let _ = sender.send(notice);
+        });
+        let mut client = config.connect(NoTls).unwrap();
+        client
+            .batch_execute(&format!(
+                "SET enable_parallel_replicas = {mode}; SET parallel_replicas_local_plan = off;
+                 SET parallel_setup_cost = 0; SET parallel_replicas.setup_cost = 0;
+                 SET min_parallel_table_scan_size = 0;
+                 SET parallel_replicas.replay_wait_timeout = '20s'"
+            ))
+            .unwrap();
+        let query = thread::spawn(move || Rows::fetch(&mut client, SLOW));
+        cluster.serving(1);
+        cluster.serving(2);
+        for node in [1, 2] {
+            cluster.kill_9(node);
+        }
+        let told = match (query.join().unwrap(), mode) {
+            (Ok(rows), 1) => {
+                assert_eq!(rows.rows, [slow_answer()]);
+                let notice = notices.recv().expect("the session ends after its warning");
+                assert_eq!(notice.severity(), "WARNING", "{notice:?}");
+                assert_eq!(notice.message(), "query goes on without replicas");
+                notice
+            }
+            (Err(error), 2) => {
+                let error = error.as_db_error().expect("an error of the server").clone();
+                assert_eq!(error.code().code(), "55000", "{error:?}");
+                assert_eq!(error.message(), "query cannot use parallel replicas");
+                error
+            }
+            (outcome, mode) => panic!("mode {mode}: {outcome:?}"),
+        };
+        let detail = told.detail().expect("a reason");
+        assert!(detail.starts_with("Reason no_replica_left: "), "{detail}");
+        for standby in ["standby1", "standby2"] {
+            let lost = format!("replica \"{standby}\" lost: ");
+            assert!(detail.contains(&lost), "{detail}");
+        }
+        assert!(told.hint().is_some(), "{told:?}");
+        assert_eq!(notices.try_iter().count(), 0, "told more than once");
+        for node in [1, 2] {
+            cluster.start(node);
+            cluster.wait_streaming(node);
+        }
+        cluster.wait_all_caught_up();
     }
     damage_check(&cluster);
 }

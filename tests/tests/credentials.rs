@@ -56,8 +56,8 @@ fn log_in_as_l(cluster: &Cluster, password: &str) {
     cluster.wait_all_caught_up();
 }
 
-fn session(cluster: &Cluster) -> Client {
-    let mut client = cluster.connect(PRIMARY);
+fn session(cluster: &Cluster, user: &str) -> Client {
+    let mut client = cluster.connect_as(PRIMARY, user);
     client
         .batch_execute(
             "SET parallel_replicas.debug_force = on; SET parallel_replicas_local_plan = off;
@@ -84,7 +84,12 @@ fn explain(client: &mut Client) -> String {
 /// A new session uses the replica.
 #[track_caller]
 fn assert_used(cluster: &Cluster) {
-    let mut client = session(cluster);
+    assert_used_by(cluster, "postgres");
+}
+
+#[track_caller]
+fn assert_used_by(cluster: &Cluster, user: &str) {
+    let mut client = session(cluster, user);
     let mut plan = String::new();
     wait_until(SOON, "the replica is used", || {
         plan = explain(&mut client);
@@ -96,13 +101,19 @@ fn assert_used(cluster: &Cluster) {
 /// A new session leaves it out, for this reason.
 #[track_caller]
 fn assert_left_out(cluster: &Cluster, reason: &str) {
+    assert_left_out_for(cluster, "postgres", reason);
+}
+
+#[track_caller]
+fn assert_left_out_for(cluster: &Cluster, user: &str, reason: &str) {
     let mut plan = String::new();
     wait_until(SOON, &format!("the replica is left out: {reason}"), || {
-        plan = explain(&mut session(cluster));
+        plan = explain(&mut session(cluster, user));
         plan.contains(reason)
     });
+    assert!(plan.contains("Replicas Used: 0"), "{plan}");
     assert!(!plan.contains(PASSWORD), "{plan}");
-    assert_eq!(text(&mut session(cluster), QUERY), ROWS);
+    assert_eq!(text(&mut session(cluster, user), QUERY), ROWS);
 }
 
 /// A certificate for the name `replica.example`, made by itself, in the cluster's folder.
@@ -160,7 +171,7 @@ fn links_use_tls_and_check_the_certificate() {
     alter("SET sslmode 'require'");
     assert_used(&cluster);
     let mut observer = cluster.connect(1);
-    let mut kept = session(&cluster);
+    let mut kept = session(&cluster, "postgres");
     assert_eq!(text(&mut kept, QUERY), ROWS);
     assert_eq!(
         text(
@@ -208,6 +219,101 @@ fn a_password_file_serves_superusers() {
             "ALTER SERVER standby1 OPTIONS (ADD passfile '{}')",
             file.display()
         ),
+    );
+    cluster.wait_all_caught_up();
+    assert_used(&cluster);
+    damage_check(&cluster);
+}
+
+/// postgres_fdw's rules: who is no superuser needs USAGE, a mapping and a password in it, and gets no
+/// further with what the server's own account could do.
+#[test]
+fn who_is_no_superuser_needs_a_password_that_is_asked_for() {
+    const USER: &str = "ordinary";
+    let cluster = scene(&[("parallel_replicas.monitor_interval", "0")]);
+    let trusting = fs::read_to_string(cluster.data_dir(1).join("pg_hba.conf")).unwrap();
+    access(&cluster, 1, "host all l 127.0.0.1/32 scram-sha-256");
+    // The server's own account could log in as the role.
+    let file = cluster.base().join("passwords");
+    let port = cluster.port(1);
+    fs::write(&file, format!("127.0.0.1:{port}:*:l:{PASSWORD}\n")).unwrap();
+    own(&file);
+    let change = |script: &str| {
+        cluster.psql(PRIMARY, script);
+        cluster.wait_all_caught_up();
+    };
+    let with_password = format!("OPTIONS (user 'l', password '{PASSWORD}')");
+    change(&format!(
+        "CREATE ROLE {USER} LOGIN; GRANT SELECT ON t TO {USER};
+         CREATE USER MAPPING FOR {USER} SERVER standby1 {with_password};
+         ALTER SERVER standby1 OPTIONS (ADD passfile '{}')",
+        file.display()
+    ));
+    let left_out = |reason: &str| {
+        // To the end of the line: one reason begins with the words of another.
+        assert_left_out_for(&cluster, USER, &format!(" unavailable: {reason}\n"));
+        let steps = format!(
+            "SELECT count(*)::text FROM parallel_replicas.text_log
+             WHERE event = 'unavailable' AND replica = 'standby1'
+               AND message LIKE '% was unavailable: {reason}'"
+        );
+        let mut client = cluster.connect_as(PRIMARY, USER);
+        assert_ne!(text(&mut client, &steps), "0", "{reason}");
+    };
+
+    left_out("permission denied for foreign server \"standby1\"");
+    change(&format!("GRANT USAGE ON FOREIGN SERVER standby1 TO {USER}"));
+    assert_used_by(&cluster, USER);
+
+    change(&format!("DROP USER MAPPING FOR {USER} SERVER standby1"));
+    left_out("user mapping not found for \"ordinary\" on replica \"standby1\"");
+
+    for nothing in ["", ", password ''"] {
+        change(&format!(
+            "DROP USER MAPPING IF EXISTS FOR {USER} SERVER standby1;
+             CREATE USER MAPPING FOR {USER} SERVER standby1 OPTIONS (user 'l'{nothing})"
+        ));
+        left_out("password is required for \"ordinary\" on replica \"standby1\"");
+    }
+
+    change(&format!(
+        "DROP USER MAPPING FOR {USER} SERVER standby1;
+         CREATE USER MAPPING FOR {USER} SERVER standby1 {with_password}"
+    ));
+    assert_used_by(&cluster, USER);
+    fs::write(cluster.data_dir(1).join("pg_hba.conf"), trusting).unwrap();
+    cluster.reload(1);
+    left_out("password is required");
+    let logged = " replica \"standby1\" was unavailable: password is required\n";
+    assert!(cluster.log(PRIMARY).contains(logged));
+    // Only a superuser lifts the rule.
+    change(&format!(
+        "ALTER USER MAPPING FOR {USER} SERVER standby1 OPTIONS (ADD password_required 'false')"
+    ));
+    assert_used_by(&cluster, USER);
+    damage_check(&cluster);
+}
+
+#[test]
+fn channel_binding_that_is_required_is_not_done_without() {
+    let cluster = scene(&[("parallel_replicas.monitor_interval", "0")]);
+    log_in_as_l(&cluster, &format!(", password '{PASSWORD}'"));
+    assert_used(&cluster);
+    cluster.psql(
+        PRIMARY,
+        "ALTER SERVER standby1 OPTIONS (ADD channel_binding 'require')",
+    );
+    cluster.wait_all_caught_up();
+    // The server trusts; then it asks for the password, but without TLS there is nothing to bind to.
+    assert_left_out(
+        &cluster,
+        "server authenticated client without channel binding",
+    );
+    access(&cluster, 1, "host all l 127.0.0.1/32 scram-sha-256");
+    assert_left_out(&cluster, "channel binding required, but SSL not in use");
+    cluster.psql(
+        PRIMARY,
+        "ALTER SERVER standby1 OPTIONS (SET channel_binding 'prefer')",
     );
     cluster.wait_all_caught_up();
     assert_used(&cluster);

@@ -70,6 +70,18 @@ impl Scene {
         client
     }
 
+    /// A session whose queries go to the replica of their tag as a whole.
+    fn tagged_session(&self) -> Client {
+        let mut client = self.session();
+        client
+            .batch_execute(
+                "SET enable_parallel_replicas = 1; SET parallel_replicas.setup_cost = 1e9;
+                 SET parallel_replicas.replica_tag = 'tag'",
+            )
+            .unwrap();
+        client
+    }
+
     /// Processes on the standbys that work, hold a snapshot, or a lock on the table.
     fn busy(&mut self) -> i64 {
         let query = "SELECT count(*)::text FROM pg_stat_activity a
@@ -91,8 +103,8 @@ impl Scene {
     }
 
     #[track_caller]
-    fn wait_busy(&mut self) {
-        wait_until(SOON, "replicas work", || self.busy() >= 2);
+    fn wait_busy(&mut self, processes: i64) {
+        wait_until(SOON, "replicas work", || self.busy() >= processes);
     }
 
     /// Nothing works within the time allowed after `ended`.
@@ -119,12 +131,19 @@ fn assert_usable(client: &mut Client) {
 fn a_query_that_is_ended_from_outside_ends_on_replicas() {
     let mut scene = Scene::start();
     let mut primary = scene.cluster.connect(PRIMARY);
-    for query in [SLOW, SORT] {
+    for (query, tagged) in [(SLOW, false), (SORT, false), (SLOW, true), (SORT, true)] {
         for how in ["pg_cancel_backend", "pg_terminate_backend"] {
-            let mut client = scene.session();
+            let mut client = match tagged {
+                true => scene.tagged_session(),
+                false => scene.session(),
+            };
+            let explain = format!("EXPLAIN (COSTS OFF) {query}");
+            let plan = format!("{:?}", client.simple_query(&explain).unwrap());
+            assert_eq!(plan.contains("Whole Query: true"), tagged, "{plan}");
             let pid = text(&mut client, "SELECT pg_backend_pid()::text");
             let running = thread::spawn(move || (client.batch_execute(query), client));
-            scene.wait_busy();
+            // A whole query has one process.
+            scene.wait_busy(if tagged { 1 } else { 2 });
             let ended = Instant::now();
             text(&mut primary, &format!("SELECT {how}({pid})::text"));
             let (outcome, mut client) = running.join().unwrap();
@@ -160,7 +179,7 @@ fn a_query_whose_client_is_gone_ends_on_replicas() {
         ))
         .spawn()
         .expect("psql can be started");
-    scene.wait_busy();
+    scene.wait_busy(2);
     let ended = Instant::now();
     signal(psql.id() as i32, Signal::KILL);
     psql.wait().unwrap();
@@ -183,6 +202,12 @@ fn a_query_that_needs_no_more_rows_ends_on_replicas() {
         (
             "an error above the node",
             format!("SELECT boom(id) {ROW_BY_ROW}"),
+            false,
+        ),
+        (
+            "an error in a row",
+            // In each granule, and this server reads, too: it meets one while replicas still work.
+            format!("SET parallel_replicas_local_plan = on; SELECT 1 / (id % 50) {ROW_BY_ROW}"),
             false,
         ),
         (
@@ -268,7 +293,7 @@ fn a_query_whose_server_crashes_ends_on_replicas() {
         .parse()
         .unwrap();
     let running = thread::spawn(move || client.batch_execute(SLOW));
-    scene.wait_busy();
+    scene.wait_busy(2);
     let before = scene.cluster.times_ready(PRIMARY);
     let ended = Instant::now();
     signal(pid, Signal::KILL);

@@ -15,7 +15,7 @@ use parallel_replicas_core::frame::{
 use parallel_replicas_tests::rogue::{Outcome, Rogue, Said, ServerError, authenticate};
 use parallel_replicas_tests::scene::{LINK, ROWS, STANDBY, Scene};
 use parallel_replicas_tests::{PRIMARY, SOON, text, wait_until};
-use postgres::Client;
+use postgres::{Client, NoTls};
 
 #[test]
 fn a_snapshot_that_would_damage_the_standby_is_refused() {
@@ -182,6 +182,59 @@ fn only_who_knows_the_secret_is_heard() {
         PRIMARY,
         "INSERT INTO parallel_replicas.secret(secret) SELECT secret FROM kept; DROP TABLE kept",
     );
+    scene.end();
+}
+
+/// The role of links, which is no superuser and gives a password: that alone is no more of a proof.
+#[test]
+fn only_who_knows_the_secret_is_heard_as_the_role_of_links() {
+    const PASSWORD: &str = "Plugh_xyzzy_24";
+    let mut scene = Scene::start();
+    let begin = scene.proven("SELECT id FROM t", ROWS);
+    let body = frame::encode_body(&begin).unwrap();
+    let secret = scene.secret.clone();
+    scene.cluster.psql(
+        PRIMARY,
+        &format!("CREATE ROLE l LOGIN PASSWORD '{PASSWORD}' IN ROLE parallel_replicas_link"),
+    );
+    scene.cluster.wait_caught_up(STANDBY);
+    let access = scene.cluster.data_dir(STANDBY).join("pg_hba.conf");
+    let old = std::fs::read_to_string(&access).unwrap();
+    let new = format!("host all l 127.0.0.1/32 scram-sha-256\n{old}");
+    std::fs::write(&access, new).unwrap();
+    scene.cluster.reload(STANDBY);
+    let without_password = scene.cluster.config(STANDBY).user("l").clone();
+    wait_until(SOON, "the password is asked for", || {
+        without_password.connect(NoTls).is_err()
+    });
+
+    let port = scene.cluster.port(STANDBY);
+    let mut rogue = Rogue::connect_with_password(port, "l", PASSWORD, LINK);
+    let before = scene.refusals();
+    let outcome = rogue.attempt_with(&body, |_| [7; 32]);
+    assert_eq!(outcome.reason(), "authentication");
+    scene.nothing_left(&mut rogue);
+    let wrong = vec![0; secret.len()];
+    let outcome = rogue.attempt(&wrong, &begin);
+    assert_eq!(outcome.reason(), "authentication");
+    scene.nothing_left(&mut rogue);
+    let recorded = scene.recorder.record("SELECT id FROM t");
+    let outcome = rogue.attempt_with(&recorded.body, |_| recorded.mac);
+    assert_eq!(outcome.reason(), "authentication");
+    scene.nothing_left(&mut rogue);
+    assert_eq!(scene.refusals(), before + 3);
+    // Nor may it read what the proof is made of.
+    let error = rogue
+        .execute("SELECT secret FROM parallel_replicas.secret")
+        .expect_err("the secret is not for it");
+    assert_eq!(error.sqlstate, "42501", "{error:?}");
+
+    // With the secret it is heard.
+    match rogue.attempt(&secret, &begin) {
+        Outcome::Done { rows, .. } => assert_eq!(rows, ROWS),
+        other => panic!("it knows the secret, this came: {other:?}"),
+    }
+    scene.nothing_left(&mut rogue);
     scene.end();
 }
 

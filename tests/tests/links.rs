@@ -118,6 +118,55 @@ fn a_connection_that_is_no_longer_right_is_not_used_again() {
     });
 }
 
+/// A connection that was idle for longer than it may be is closed when the session uses its links again.
+#[test]
+fn an_idle_connection_expires() {
+    let cluster = Cluster::builder()
+        .standbys(1)
+        .setting("parallel_replicas.connect_timeout", "20s")
+        .setting("parallel_replicas.links_per_replica", "1")
+        .start();
+    cluster.register_replicas();
+    cluster.psql(
+        PRIMARY,
+        "CREATE TABLE t AS SELECT generate_series(1, 1000) AS i; ANALYZE t",
+    );
+    cluster.wait_all_caught_up();
+    let mut observer = cluster.connect(1);
+    let mut client = cluster.connect(PRIMARY);
+    client
+        .batch_execute("SET enable_parallel_replicas = 2; SET parallel_replicas_local_plan = off")
+        .unwrap();
+    let mut after_idling = |timeout: &str| {
+        let set = format!("SET parallel_replicas.idle_link_timeout = '{timeout}'");
+        client.batch_execute(&set).unwrap();
+        let mut count = || text(&mut client, "SELECT count(*)::text FROM t");
+        assert_eq!(count(), "1000");
+        let before = link_processes(&mut observer);
+        assert_eq!(before.len(), 1, "{before:?}");
+        // As the standby's own clock sees it.
+        let idle = format!(
+            "SELECT (state = 'idle' AND clock_timestamp() - state_change > '1100 ms')::text
+             FROM pg_stat_activity WHERE pid = {}",
+            before[0]
+        );
+        wait_until(SOON, "the link has been idle", || {
+            text(&mut observer, &idle) == "true"
+        });
+        assert_eq!(count(), "1000");
+        let mut after = Vec::new();
+        wait_until(SOON, "one link is left", || {
+            after = link_processes(&mut observer);
+            after.len() == 1
+        });
+        (before, after)
+    };
+    let (before, after) = after_idling("1min");
+    assert_eq!(after, before, "it was closed too soon");
+    let (before, after) = after_idling("1s");
+    assert_ne!(after, before, "it was kept too long");
+}
+
 /// A process that stops in the middle of its work costs the query the stall timeout, not for ever.
 #[test]
 fn a_replica_that_stalls_is_given_up() {

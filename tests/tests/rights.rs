@@ -135,7 +135,8 @@ fn users_see_what_they_would_see_without_replicas() {
         let message = Differential::new(&mut superuser)
             .before(role)
             .between(ALONE, FORCED)
-            .check_same_error(query);
+            .check_same_error(query)
+            .message;
         assert!(message.starts_with("permission denied"), "{message}");
     }
     damage_check(&cluster);

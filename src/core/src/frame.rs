@@ -20,6 +20,9 @@ pub const ROWS_TAG: u8 = 2;
 pub const FRAME_HEADER_BYTES: usize = 8;
 /// Largest control frame, bytes. A plan with thousands of constants stays well below.
 pub const MAX_CONTROL_BYTES: usize = 64 << 20;
+/// Largest rows frame, bytes. PostgreSQL's send buffer, as whatever is allocated there, stays below
+/// (MaxAllocSize in memutils.h), so no replica has a larger one to send.
+pub const MAX_ROWS_BYTES: usize = 1 << 30;
 /// A replica sends its rows when it has collected this many bytes.
 pub const ROWS_TARGET_BYTES: usize = 64 << 10;
 
@@ -28,8 +31,8 @@ pub const ROWS_TARGET_BYTES: usize = 64 << 10;
 pub enum FrameError {
     #[error("frame of {0} bytes is shorter than its header")]
     Short(usize),
-    #[error("frame of {0} bytes is over the limit of {MAX_CONTROL_BYTES}")]
-    Oversized(usize),
+    #[error("frame of {bytes} bytes is over the limit of {limit}")]
+    Oversized { bytes: usize, limit: usize },
     #[error("frame has an unexpected tag {0}")]
     Tag(u8),
     #[error("frame could not be decoded")]
@@ -248,17 +251,13 @@ pub fn encode<T: Serialize>(frame: &T) -> Result<Vec<u8>, FrameError> {
     let mut header = vec![0_u8; FRAME_HEADER_BYTES];
     header[0] = CONTROL_TAG;
     let bytes = postcard::to_extend(frame, header).map_err(|_| FrameError::Encoding)?;
-    if bytes.len() > MAX_CONTROL_BYTES {
-        return Err(FrameError::Oversized(bytes.len()));
-    }
+    check_size(&bytes, MAX_CONTROL_BYTES)?;
     Ok(bytes)
 }
 
 /// Decodes a control frame, which must be used up entirely.
 pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, FrameError> {
-    if bytes.len() > MAX_CONTROL_BYTES {
-        return Err(FrameError::Oversized(bytes.len()));
-    }
+    check_size(bytes, MAX_CONTROL_BYTES)?;
     let body = bytes
         .get(FRAME_HEADER_BYTES..)
         .ok_or(FrameError::Short(bytes.len()))?;
@@ -266,6 +265,13 @@ pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, FrameError> 
         return Err(FrameError::Tag(bytes[0]));
     }
     decode_body(body)
+}
+
+fn check_size(bytes: &[u8], limit: usize) -> Result<(), FrameError> {
+    match bytes.len() {
+        bytes if bytes > limit => Err(FrameError::Oversized { bytes, limit }),
+        _ => Ok(()),
+    }
 }
 
 /// Encodes a value without frame header, for [`ToReplica::Begin`].
@@ -329,8 +335,10 @@ pub fn next_row(
     Ok(Some((length, next)))
 }
 
-/// Are the rows of a rows frame whole, as far as their lengths tell? `least` as for [`next_row`].
+/// Are the rows of a rows frame whole, as far as their lengths tell, and is it none that no replica
+/// sends? `least` as for [`next_row`].
 pub fn check_rows(bytes: &[u8], least: usize) -> Result<(), FrameError> {
+    check_size(bytes, MAX_ROWS_BYTES)?;
     let mut offset = FRAME_HEADER_BYTES;
     while let Some((_, next)) = next_row(bytes, offset, least)? {
         offset = next;
@@ -373,5 +381,27 @@ mod tests {
         assert_eq!(check_rows(&frame, 8), Err(FrameError::TruncatedRow));
         frame[8] = 3;
         assert_eq!(next_row(&frame, 8, 8), Err(FrameError::TruncatedRow));
+    }
+
+    #[test]
+    fn a_frame_over_its_limit_is_not_looked_into() {
+        // Zeros that nobody touches take no memory.
+        let mut rows = vec![0; MAX_ROWS_BYTES + 1];
+        let oversized = |limit: usize| FrameError::Oversized {
+            bytes: limit + 1,
+            limit,
+        };
+        rows[0] = ROWS_TAG;
+        assert_eq!(check_rows(&rows, 8), Err(oversized(MAX_ROWS_BYTES)));
+        assert_eq!(
+            check_rows(&rows[..MAX_ROWS_BYTES], 8),
+            Err(FrameError::TruncatedRow)
+        );
+        rows[0] = CONTROL_TAG;
+        let control = &rows[..=MAX_CONTROL_BYTES];
+        assert_eq!(
+            decode::<ToReplica>(control),
+            Err(oversized(MAX_CONTROL_BYTES))
+        );
     }
 }

@@ -7,6 +7,7 @@ use super::Cluster;
 pub struct Options {
     pub(super) standbys: usize,
     pub(super) preload: bool,
+    pub(super) checksums: bool,
     pub(super) locale: String,
     pub(super) settings: Vec<(String, String)>,
 }
@@ -16,6 +17,7 @@ impl Default for Options {
         Self {
             standbys: 0,
             preload: true,
+            checksums: false,
             locale: String::from("C.UTF-8"),
             settings: Vec::new(),
         }
@@ -32,6 +34,12 @@ impl Options {
     /// Whether every server loads the extension's library at its start; true by default.
     pub fn preload(mut self, preload: bool) -> Self {
         self.preload = preload;
+        self
+    }
+
+    /// Whether data pages have checksums; false by default, as in PostgreSQL.
+    pub fn checksums(mut self, checksums: bool) -> Self {
+        self.checksums = checksums;
         self
     }
 

@@ -67,7 +67,8 @@ impl Server {
                 .args([
                     format!("--locale={}", options.locale),
                     String::from("--lc-messages=C"),
-                ]),
+                ])
+                .args(options.checksums.then_some("--data-checksums")),
         );
         server.append_conf(&options.conf_lines());
         server.append_own_conf();
