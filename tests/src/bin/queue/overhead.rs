@@ -38,8 +38,8 @@ pub fn run() -> String {
     pgbench(&server, &["-i", "-q", "-s", "10"]);
     println!("\nlook-ups of pgbench -S, 1 client, {seconds} s a line, in turns of {LOOK_UPS}");
     println!(
-        "{:>10} {:>10} {:>8} {:>12} {:>12} {:>8} {:>16}",
-        "protocol", "queue", "turns", "off us", "on us", "ratio", "of each tenth"
+        "{:>10} {:>10} {:>9} {:>10} {:>10} {:>8} {:>16}",
+        "protocol", "queue", "of", "off us", "on us", "ratio", "of each tenth"
     );
     let mut rows = Vec::new();
     for protocol in ["simple", "prepared"] {
@@ -70,62 +70,79 @@ fn pgbench(server: &QueueServer, arguments: &[&str]) -> String {
     system::output_of(&mut command)
 }
 
-/// Prints a line: the medians of a turn's time with the queue off and on, and the ratio of throughput.
+/// Prints a line for the time of a look-up and one for the CPU time of its backend, which others touch less:
+/// medians with the queue off and on, and off / on, which is the ratio of throughput.
 fn compare(server: &QueueServer, protocol: &str, mode: &str, seconds: u64) -> Value {
-    let times = turns_us(server, protocol, seconds);
-    let medians = |part: &[(usize, f64)]| {
-        [0, 1].map(|script| {
-            let of_script = part.iter().filter(|turn| turn.0 == script);
-            median(of_script.map(|turn| turn.1).collect()) / LOOK_UPS as f64
+    let turns = turns(server, protocol, seconds);
+    let medians = |part: &[Turn], of: fn(&Turn) -> f64| {
+        [false, true].map(|queue| {
+            let of_kind = part.iter().filter(|turn| turn.queue == queue);
+            median(of_kind.map(of).collect()) / LOOK_UPS as f64
         })
     };
-    let ratio = |[off, on]: [f64; 2]| off / on;
-    let mut parts: Vec<f64> = times
-        .chunks_exact(times.len() / PARTS)
-        .map(|part| ratio(medians(part)))
-        .collect();
-    parts.sort_by(f64::total_cmp);
-    let (least, most) = (parts[0], parts[parts.len() - 1]);
-    let [off, on] = medians(&times);
-    let ratio = ratio([off, on]);
-    println!(
-        "{protocol:>10} {mode:>10} {:>8} {off:>12.2} {on:>12.2} {ratio:>8.4} {:>16}",
-        times.len(),
-        format!("{least:.4}..{most:.4}")
-    );
-    json!({
-        "protocol": protocol, "mode": mode, "turns": times.len(), "off_us": off, "on_us": on,
-        "throughput_ratio": ratio, "least_ratio_of_a_tenth": least, "most": most,
-    })
+    let mut row = json!({ "protocol": protocol, "mode": mode, "turns": turns.len() });
+    for (what, of) in [
+        ("time", (|turn| turn.us) as fn(&Turn) -> f64),
+        ("CPU time", |turn| turn.cpu_us),
+    ] {
+        let ratio = |[off, on]: [f64; 2]| off / on;
+        let mut parts: Vec<f64> = turns
+            .chunks_exact(turns.len() / PARTS)
+            .map(|part| ratio(medians(part, of)))
+            .collect();
+        parts.sort_by(f64::total_cmp);
+        let (least, most) = (parts[0], parts[parts.len() - 1]);
+        let [off, on] = medians(&turns, of);
+        let ratio = ratio([off, on]);
+        println!(
+            "{protocol:>10} {mode:>10} {what:>9} {off:>10.2} {on:>10.2} {ratio:>8.4} {:>16}",
+            format!("{least:.4}..{most:.4}")
+        );
+        row[what] = json!({
+            "off_us": off, "on_us": on, "ratio": ratio, "least_of_a_tenth": least, "most": most,
+        });
+    }
+    row
 }
 
-/// Of each turn: 0 for off or 1 for on, and how long it took. Two turns of one kind follow each other, so that
-/// each comes after each equally often.
-fn turns_us(server: &QueueServer, protocol: &str, seconds: u64) -> Vec<(usize, f64)> {
+/// Look-ups with the queue off or on: how long they took, and the backend's CPU time.
+struct Turn {
+    queue: bool,
+    us: f64,
+    cpu_us: f64,
+}
+
+/// Two turns of one kind follow each other, so that each comes after each equally often.
+fn turns(server: &QueueServer, protocol: &str, seconds: u64) -> Vec<Turn> {
     let mut client = server.cluster.connect(PRIMARY);
+    let backend = pid(&mut client);
     let prepared = (protocol == "prepared").then(|| {
         client
             .prepare("SELECT abalance FROM pgbench_accounts WHERE aid = $1")
             .expect("statement")
     });
     let end = Instant::now() + Duration::from_secs(seconds);
-    let mut times = Vec::new();
-    for turn in 0.. {
+    let mut turns = Vec::new();
+    for number in 0.. {
         if Instant::now() >= end {
             break;
         }
-        let script = usize::from(turn % 4 / 2 == 1);
-        let queue = ["off", "on"][script];
-        apply(server, &[("enable_query_queue_select", queue)]);
+        let queue = number % 4 / 2 == 1;
+        let value = if queue { "on" } else { "off" };
+        apply(server, &[("enable_query_queue_select", value)]);
         let shown = "SHOW parallel_replicas.enable_query_queue_select";
         wait_until(SOON, "the session has the setting", || {
-            text(&mut client, shown) == queue
+            text(&mut client, shown) == value
         });
-        let started = Instant::now();
-        look_up(&mut client, prepared.as_ref(), turn);
-        times.push((script, started.elapsed().as_secs_f64() * 1e6));
+        let (started, before) = (Instant::now(), cpu_us(backend));
+        look_up(&mut client, prepared.as_ref(), number);
+        turns.push(Turn {
+            queue,
+            us: started.elapsed().as_secs_f64() * 1e6,
+            cpu_us: cpu_us(backend) - before,
+        });
     }
-    times
+    turns
 }
 
 fn look_up(client: &mut Client, prepared: Option<&Statement>, turn: i32) {
@@ -150,7 +167,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 /// a resource group.
 fn admission_us(server: &QueueServer) -> (f64, f64) {
     let mut client = server.cluster.connect(PRIMARY);
-    let without = turns(&mut client);
+    let without = admissions(&mut client);
     client
         .batch_execute("SELECT parallel_replicas.create_resource_group('g', 100)")
         .expect("group");
@@ -159,10 +176,10 @@ fn admission_us(server: &QueueServer) -> (f64, f64) {
     client
         .batch_execute("SET parallel_replicas.resource_group = 'g'")
         .expect("setting");
-    (without, turns(&mut client))
+    (without, admissions(&mut client))
 }
 
-fn turns(client: &mut Client) -> f64 {
+fn admissions(client: &mut Client) -> f64 {
     const QUERIES: i32 = 500;
     const TURNS: usize = 60;
     let backend = pid(client);
