@@ -384,7 +384,10 @@ unsafe fn pruning(plan: *const pg_sys::Plan, findings: &Findings) -> Result<(), 
         }
         let known = |param: &i32| findings.init_params.contains(param);
         if !prune_params(info).iter().all(known) {
-            return refuse("partitions chosen for each row");
+            return refuse(match findings.whole {
+                true => "partitions chosen by a subquery",
+                false => "partitions chosen for each row",
+            });
         }
         if !prunes_by_params_alone(info) {
             return refuse("partitions chosen by an expression on a subquery");
