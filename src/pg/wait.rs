@@ -52,7 +52,7 @@ const FIRST_SOCKET: usize = 2;
 /// Waits until the latch is set, a socket is ready, or `timeout_ms` (at most a minute) has passed.
 /// Interrupts are the caller's to check, before and after.
 ///
-/// Within a transaction whose end calls [`forget_set`].
+/// Where a socket lasts, within a transaction, whose end calls [`forget_set`]; other sets are not kept.
 pub fn latch_or_sockets(interests: &[Interest], timeout_ms: u64, wait_event: u32) {
     let timeout = timeout_ms.min(60_000) as std::ffi::c_long;
     KEPT.with(|kept| {
@@ -83,6 +83,7 @@ pub fn forget_set() {
 impl WaitSet {
     fn watch(&mut self, interests: &[Interest]) {
         let same = !self.set.is_null()
+            && !interests.is_empty()
             && self.interests.len() == interests.len()
             && std::iter::zip(&self.interests, interests).all(|(old, new)| old.is_same_socket(new));
         if !same {
