@@ -9,6 +9,7 @@ pub mod guc;
 pub mod library;
 pub mod plan;
 pub mod proc;
+pub mod process_local;
 pub mod statement;
 pub mod timezone;
 pub mod wait;

@@ -6,9 +6,9 @@
 
 use super::holders;
 use crate::pg::proc;
+use crate::pg::process_local::ProcessLocal;
 use crate::pg::statement::{message_start, nest_level};
 use pgrx::pg_sys;
-use std::cell::Cell;
 use std::ffi::c_void;
 
 /// What a hook has entered.
@@ -31,59 +31,52 @@ struct Entered {
     nest_level: i32,
 }
 
+/// The message whose frames these are.
+static MESSAGE: ProcessLocal<pg_sys::TimestampTz> = ProcessLocal::new(0);
+static DEPTH: ProcessLocal<usize> = ProcessLocal::new(0);
+
 /// The frames that are entered. Of those beyond the second only the number is kept: a statement is the
 /// user's own below none, may be below one, and is not below more.
-#[derive(Clone, Copy)]
-struct Frames {
-    message: pg_sys::TimestampTz,
-    depth: usize,
-    first: [Entered; 2],
-}
+static FIRST: [ProcessLocal<Entered>; 2] = [const {
+    ProcessLocal::new(Entered {
+        frame: Frame::Planner,
+        nest_level: 0,
+    })
+}; 2];
 
-thread_local! {
-    static FRAMES: Cell<Frames> = const {
-        let none = Entered { frame: Frame::Planner, nest_level: 0 };
-        Cell::new(Frames { message: 0, depth: 0, first: [none; 2] })
-    };
-    /// What must be noticed later is.
-    static CALLBACK: Cell<bool> = const { Cell::new(false) };
-}
+/// What must be noticed later is.
+static WATCHED: ProcessLocal<bool> = ProcessLocal::new(false);
 
 /// Enters a frame; the result is for [`leave`]. For hooks that stand behind no guard.
 pub fn enter(frame: Frame) -> usize {
-    if !CALLBACK.get() {
+    if !WATCHED.get() {
         // SAFETY: once in the process.
         unsafe { watch_ends() };
     }
-    let mut frames = live();
-    let position = frames.depth;
-    if let Some(entered) = frames.first.get_mut(position) {
-        *entered = Entered {
+    let position = depth();
+    if let Some(entered) = FIRST.get(position) {
+        entered.set(Entered {
             frame,
             nest_level: nest_level(),
-        };
+        });
     }
-    frames.depth += 1;
-    FRAMES.set(frames);
+    DEPTH.set(position + 1);
     position
 }
 
 /// Leaves a frame, and whatever was left inside it by an error.
 pub fn leave(position: usize) {
-    let mut frames = FRAMES.get();
-    frames.depth = frames.depth.min(position);
-    FRAMES.set(frames);
+    DEPTH.set(DEPTH.get().min(position));
 }
 
-/// The frames of the present message.
-fn live() -> Frames {
-    let mut frames = FRAMES.get();
+/// The number of frames of the present message.
+fn depth() -> usize {
     let message = message_start();
-    if frames.message != message {
-        frames.message = message;
-        frames.depth = 0;
+    if MESSAGE.get() != message {
+        MESSAGE.set(message);
+        DEPTH.set(0);
     }
-    frames
+    DEPTH.get()
 }
 
 #[pgrx::pg_guard]
@@ -94,7 +87,7 @@ unsafe extern "C-unwind" fn watch_ends() {
     if proc::is_parallel_worker() {
         holders::watch_ends();
     }
-    CALLBACK.set(true);
+    WATCHED.set(true);
 }
 
 /// Frames that were entered inside a subtransaction die with it.
@@ -109,11 +102,9 @@ unsafe extern "C-unwind" fn subtransaction_event(
         return;
     }
     let nest_level = nest_level();
-    let mut frames = FRAMES.get();
-    let of_it = |entered: &Entered| entered.nest_level >= nest_level;
-    if let Some(dead) = frames.first.iter().take(frames.depth).position(of_it) {
-        frames.depth = dead;
-        FRAMES.set(frames);
+    let of_it = |entered: &ProcessLocal<Entered>| entered.get().nest_level >= nest_level;
+    if let Some(dead) = FIRST.iter().take(DEPTH.get()).position(of_it) {
+        DEPTH.set(dead);
     }
 }
 
@@ -131,8 +122,7 @@ pub enum Standing {
 /// # Safety
 /// `statement` is a valid planned statement.
 pub unsafe fn standing(statement: *const pg_sys::PlannedStmt) -> Standing {
-    let frames = live();
-    match (frames.depth, frames.first[0].frame) {
+    match (depth(), FIRST[0].get().frame) {
         // SAFETY: as the caller says. Foreign keys checked at COMMIT, domains checked at Bind
         // and the like are in no frame, but not in the portal's list either.
         (0, _) if unsafe { is_in_active_portal(statement) } => Standing::Own,

@@ -7,6 +7,7 @@
 //! process; whichever comes first wins, and the others find nothing to do.
 
 use super::{shared, usage};
+use crate::pg::process_local::ProcessLocal;
 use crate::pg::statement::subtransaction;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
@@ -45,10 +46,11 @@ const TOP_SUBTRANSACTION: pg_sys::SubTransactionId = 1;
 
 thread_local! {
     static HOLDERS: RefCell<Vec<Holder>> = const { RefCell::new(Vec::new()) };
-    /// There is any. Asked several times for every statement, so it is a word without a destructor.
-    static ANY: Cell<bool> = const { Cell::new(false) };
     static CALLBACKS: Cell<bool> = const { Cell::new(false) };
 }
+
+/// There is any. Asked several times for every statement.
+static ANY: ProcessLocal<bool> = ProcessLocal::new(false);
 
 /// Has this process's ends noticed: a backend's from the first holder on, as one that never queues pays
 /// nothing, and a parallel worker's.

@@ -177,6 +177,17 @@ unsafe extern "C-unwind" fn executor_run(
     }
 }
 
+/// Nothing is done after its last row: it has no triggers, and no part that writes beside it.
+///
+/// # Safety
+/// `statement` is a valid planned statement.
+unsafe fn only_reads(statement: *const pg_sys::PlannedStmt) -> bool {
+    // SAFETY: as the caller says.
+    unsafe {
+        (*statement).commandType == pg_sys::CmdType::CMD_SELECT && !(*statement).hasModifyingCTE
+    }
+}
+
 /// The query has been executed to its end.
 ///
 /// # Safety
@@ -184,11 +195,11 @@ unsafe extern "C-unwind" fn executor_run(
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn has_run(query: *mut pg_sys::QueryDesc) {
     // SAFETY: as the caller says.
-    let (statement, eflags) = unsafe { (&*(*query).plannedstmt, (*(*query).estate).es_top_eflags) };
-    // Triggers of what it has written are still to come; a cursor may go back.
-    let is_over = statement.commandType == pg_sys::CmdType::CMD_SELECT
-        && !statement.hasModifyingCTE
-        && eflags & pg_sys::EXEC_FLAG_BACKWARD as c_int == 0;
+    let is_over = unsafe {
+        let may_go_back =
+            (*(*query).estate).es_top_eflags & pg_sys::EXEC_FLAG_BACKWARD as c_int != 0;
+        only_reads((*query).plannedstmt) && !may_go_back
+    };
     if is_over {
         holders::end(What::Query(query));
     }
@@ -198,7 +209,8 @@ unsafe extern "C-unwind" fn executor_finish(query: *mut pg_sys::QueryDesc) {
     // SAFETY: PostgreSQL's own argument; written once, when the server started.
     unsafe {
         let next = PREVIOUS_FINISH.unwrap_or(statement::standard_executor_finish);
-        if !settings::is_on() {
+        let nothing_is_left = holders::is_empty() && only_reads((*query).plannedstmt);
+        if nothing_is_left || !settings::is_on() {
             return next(query);
         }
         let frame = resume(query);
