@@ -10,7 +10,7 @@
 use super::tasks::{self, Participants, SharedTasks};
 use crate::log::fragment;
 use crate::log::steps::{self, Process};
-use crate::pg::{executor, ffi};
+use crate::pg::{executor, ffi, heap};
 use crate::plan::private::{GRANULE_SCAN_NAME, GranuleScanPrivate, from_list};
 use crate::settings::{self, Assignment};
 use crate::shm::logs::Step;
@@ -416,11 +416,8 @@ unsafe fn next_link_granule(node: *mut GranuleScanState, source: LinkSource) -> 
         }
         if (*node).link_blocks_left == 0 {
             let task = source((*node).scan_index)?;
-            // No row that the snapshot sees is beyond this server's own end of the table.
-            let present = pg_sys::RelationGetNumberOfBlocksInFork(
-                (*node).css.ss.ss_currentRelation,
-                pg_sys::ForkNumber::MAIN_FORKNUM,
-            );
+            // Beyond this server's own end of the table is no row that the snapshot sees: `serve::guards`.
+            let present = heap::blocks((*node).css.ss.ss_currentRelation);
             (*node).stays = tasks::stays_in_buffers(task.cached_blocks);
             (*node).next_block = task.start_block;
             (*node).link_blocks_left = task.blocks.min(present.saturating_sub(task.start_block));
@@ -504,10 +501,7 @@ unsafe fn count_blocks(node: *mut GranuleScanState) {
     // SAFETY: as the caller says.
     unsafe {
         if !(*node).blocks_known {
-            (*node).blocks = pg_sys::RelationGetNumberOfBlocksInFork(
-                (*node).css.ss.ss_currentRelation,
-                pg_sys::ForkNumber::MAIN_FORKNUM,
-            );
+            (*node).blocks = heap::blocks((*node).css.ss.ss_currentRelation);
             (*node).blocks_known = true;
         }
     }

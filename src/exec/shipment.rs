@@ -7,13 +7,13 @@
 
 use super::fold;
 use super::state::{OwnWrites, State};
-use crate::pg::{collation, ffi, guc, library, plan, proc, timezone};
+use crate::pg::{collation, ffi, guc, heap, library, plan, proc, timezone};
 use crate::plan::extensions;
 use crate::plan::private::{ParallelReplicasPrivate, Refused};
 use crate::settings;
 use parallel_replicas_core::frame::{
     Begin, CollationIdentity, ExecParameter, ExtensionIdentity, Identity, PROTOCOL_VERSION,
-    RelationIdentity,
+    Relation, RelationIdentity,
 };
 use parallel_replicas_core::reason::Reason;
 use parallel_replicas_core::snapshot::WireSnapshot;
@@ -234,6 +234,12 @@ pub unsafe fn begin(
         }
         // May load libraries, so it comes before the position is read.
         let extensions = extensions(&private.extensions)?;
+        // What fills the last of these blocks is in the WAL by then, too.
+        let oids = private
+            .relations
+            .iter()
+            .map(|(_, oid)| pg_sys::Oid::from(*oid));
+        let relations = oids.map(|oid| relation(oid)).collect();
         let snapshot = wire_snapshot((*estate).es_snapshot)?;
         let lsn = proc::flushed_insert_end();
         let (mut user, mut security_context) = (pg_sys::InvalidOid, 0);
@@ -252,11 +258,7 @@ pub unsafe fn begin(
             time_zone_fingerprint: private.time_zone.then(timezone::fingerprint),
             collations: collations(&private.collations),
             extensions,
-            relations: private
-                .relations
-                .iter()
-                .map(|(_, oid)| relation_identity(pg_sys::Oid::from(*oid)))
-                .collect(),
+            relations,
             whole: private.whole,
             plan: serialize_plan(state, fragment, estate),
             parameters: external_parameters(estate),
@@ -325,26 +327,40 @@ unsafe fn is_locked_by_us(oid: u32, least: u32) -> bool {
     }
 }
 
-/// The relation as this server's catalog has it.
+/// The relation as it is here.
 ///
 /// # Safety
-/// The relation is locked by this transaction.
-pub unsafe fn relation_identity(oid: pg_sys::Oid) -> RelationIdentity {
+/// It is locked by this transaction.
+unsafe fn relation(oid: pg_sys::Oid) -> Relation {
     // SAFETY: as the caller says; closed again.
     unsafe {
-        let relation = pg_sys::relation_open(oid, pg_sys::NoLock as i32);
+        let opened = pg_sys::relation_open(oid, pg_sys::NoLock as i32);
+        let relation = Relation {
+            identity: relation_identity(opened),
+            filled_blocks: heap::filled_blocks(opened),
+        };
+        pg_sys::relation_close(opened, pg_sys::NoLock as i32);
+        relation
+    }
+}
+
+/// As this server's catalog has it.
+///
+/// # Safety
+/// The relation is open.
+pub unsafe fn relation_identity(relation: pg_sys::Relation) -> RelationIdentity {
+    // SAFETY: as the caller says.
+    unsafe {
         let class = &*(*relation).rd_rel;
-        let identity = RelationIdentity {
-            oid: oid.to_u32(),
+        RelationIdentity {
+            oid: (*relation).rd_id.to_u32(),
             tablespace: (*relation).rd_node.spcNode.to_u32(),
             relfilenode: (*relation).rd_node.relNode.to_u32(),
             relkind: class.relkind as u8,
             persistence: class.relpersistence as u8,
             access_method: class.relam.to_u32(),
             attributes: class.relnatts as u16,
-        };
-        pg_sys::relation_close(relation, pg_sys::NoLock as i32);
-        identity
+        }
     }
 }
 

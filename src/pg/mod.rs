@@ -6,6 +6,7 @@ pub mod collation;
 pub mod executor;
 pub mod ffi;
 pub mod guc;
+pub mod heap;
 pub mod library;
 pub mod plan;
 pub mod proc;

@@ -345,7 +345,12 @@ unsafe fn read_plan(begin: &Begin) -> Result<*mut pg_sys::PlannedStmt, Refusal> 
                 "an expression was not evaluated beforehand",
             ));
         }
-        let locked = |oid: &u32| begin.relations.iter().any(|relation| relation.oid == *oid);
+        let locked = |oid: &u32| {
+            begin
+                .relations
+                .iter()
+                .any(|relation| relation.identity.oid == *oid)
+        };
         if !findings.relations.values().all(locked) {
             return Err(guards::refusal(
                 "plan",

@@ -5,11 +5,11 @@
 use super::copy_both;
 use crate::exec::shipment::relation_identity;
 use crate::pg::wait::now_micros;
-use crate::pg::{collation, guc, library, proc, timezone};
+use crate::pg::{collation, guc, heap, library, proc, timezone};
 use crate::plan::extensions::{self, Extensions};
 use crate::secret;
 use crate::shm::events::{self, Event};
-use parallel_replicas_core::frame::{self, Begin, Nonce, Refusal, ToReplica};
+use parallel_replicas_core::frame::{self, Begin, Nonce, Refusal, Relation, ToReplica};
 use pgrx::pg_sys;
 use std::ffi::CStr;
 
@@ -207,23 +207,46 @@ pub fn time_zone(begin: &Begin) -> Result<(), Refusal> {
     }
 }
 
-/// Locks the fragment's relations, then compares them with the coordinator's.
+/// Locks the fragment's relations, then compares them with the coordinator's, and the lengths of their
+/// files with what has been replayed: a scan ends in silence where its file does.
 pub fn lock_relations(begin: &Begin) -> Result<(), Refusal> {
     for expected in &begin.relations {
-        let oid = pg_sys::Oid::from(expected.oid);
+        let oid = pg_sys::Oid::from(expected.identity.oid);
         // SAFETY: in a transaction; the lock is released at its end. A relation that is gone would
         // be an error on opening, so the cache is asked first.
         let found = unsafe {
             pg_sys::LockRelationOid(oid, pg_sys::AccessShareLock as i32);
             let known = !pg_sys::get_rel_name(oid).is_null();
-            known.then(|| relation_identity(oid))
+            known.then(|| compare(oid, expected))
         };
-        if found.as_ref() != Some(expected) {
-            return Err(refusal(
-                "relation",
-                format!("relation {} differs", expected.oid),
-            ));
-        }
+        found.unwrap_or_else(|| Err(refusal("relation", format!("relation {oid} is gone"))))?;
     }
     Ok(())
+}
+
+/// # Safety
+/// The relation exists, and is locked by this transaction.
+unsafe fn compare(oid: pg_sys::Oid, expected: &Relation) -> Result<(), Refusal> {
+    // SAFETY: as the caller says; closed again. What is a heap on the coordinator is one here.
+    let (is_same, blocks) = unsafe {
+        let relation = pg_sys::relation_open(oid, pg_sys::NoLock as i32);
+        let is_same = relation_identity(relation) == expected.identity;
+        let counts = is_same && expected.filled_blocks > 0;
+        let blocks = counts.then(|| heap::blocks(relation));
+        pg_sys::relation_close(relation, pg_sys::NoLock as i32);
+        (is_same, blocks)
+    };
+    if !is_same {
+        return Err(refusal("relation", format!("relation {oid} differs")));
+    }
+    match blocks.filter(|blocks| *blocks < expected.filled_blocks) {
+        Some(blocks) => Err(refusal(
+            "truncated_file",
+            format!(
+                "relation {oid} ends at block {blocks}, on the coordinator block {} holds rows",
+                expected.filled_blocks - 1
+            ),
+        )),
+        None => Ok(()),
+    }
 }

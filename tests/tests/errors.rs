@@ -60,13 +60,33 @@ fn session(cluster: &Cluster) -> Client {
     client
 }
 
-/// The rows are right, and the replica that began with them was lost for this reason.
+/// What becomes of a replica.
+#[derive(Clone, Copy)]
+enum Fate {
+    /// While it works.
+    Lost,
+    /// Before it gets work.
+    Unavailable,
+}
+
+/// The rows are right, and the replica went without delivering any, for this reason.
 #[track_caller]
-fn assert_lost(cluster: &Cluster, client: &mut Client, query: &str, expected: &Rows, why: &str) {
-    let before = cluster.event(PRIMARY, "LostCount");
+fn assert_gone(
+    cluster: &Cluster,
+    client: &mut Client,
+    query: &str,
+    expected: &Rows,
+    fate: Fate,
+    why: &str,
+) {
+    let (counter, word) = match fate {
+        Fate::Lost => ("LostCount", "lost"),
+        Fate::Unavailable => ("UnavailableCount", "unavailable"),
+    };
+    let before = cluster.event(PRIMARY, counter);
     let rows = Rows::fetch(client, query).expect("the query succeeds");
     assert_eq!(rows.rows, expected.rows);
-    let lost = cluster.event(PRIMARY, "LostCount") - before;
+    let gone = cluster.event(PRIMARY, counter) - before;
     let plan: Vec<String> = client
         .simple_query(&format!("EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {query}"))
         .expect("the query succeeds")
@@ -77,15 +97,15 @@ fn assert_lost(cluster: &Cluster, client: &mut Client, query: &str, expected: &R
         })
         .collect();
     let plan = plan.join("\n");
-    assert!(lost > 0, "no link was lost\n{plan}");
+    assert!(gone > 0, "no link was {word}\n{plan}");
     let shown = plan
-        .split_once(" lost: ")
+        .split_once(&format!(" {word}: "))
         .and_then(|(_, reason)| reason.lines().next());
     assert!(shown.is_some_and(|reason| reason.contains(why)), "{plan}");
     let log = cluster.log(PRIMARY);
     let logged = log
         .lines()
-        .any(|line| line.contains(" was lost: ") && line.contains(why));
+        .any(|line| line.contains(&format!(" was {word}: ")) && line.contains(why));
     assert!(logged, "the log does not tell");
 }
 
@@ -100,7 +120,7 @@ fn file(cluster: &Cluster) -> PathBuf {
 
 /// The standby restarts with a file that was damaged while it was down; afterwards it is whole again.
 #[track_caller]
-fn with_damage(damage: impl FnOnce(&Path), why: &str) {
+fn with_damage(damage: impl FnOnce(&Path), fate: Fate, why: &str) {
     let mut cluster = scene();
     let expected = Rows::fetch(&mut session(&cluster), QUERY).unwrap();
     let used = cluster.event(PRIMARY, "UsedCount");
@@ -119,7 +139,7 @@ fn with_damage(damage: impl FnOnce(&Path), why: &str) {
     assert!(met.contains(why), "{met}");
 
     let mut client = session(&cluster);
-    assert_lost(&cluster, &mut client, QUERY, &expected, why);
+    assert_gone(&cluster, &mut client, QUERY, &expected, fate, why);
 
     cluster.stop(STANDBY, StopMode::Fast);
     let _ = fs::remove_file(&path);
@@ -151,12 +171,16 @@ fn a_page_whose_checksum_fails_is_read_elsewhere() {
         file.read_exact_at(&mut byte, at).unwrap();
         file.write_all_at(&[byte[0] ^ 1], at).unwrap();
     };
-    with_damage(flip, "invalid page in block 5 of relation");
+    with_damage(flip, Fate::Lost, "invalid page in block 5 of relation");
 }
 
 #[test]
 fn a_file_that_is_gone_is_read_elsewhere() {
-    with_damage(|path| fs::remove_file(path).unwrap(), "(SQLSTATE 58P01)");
+    with_damage(
+        |path| fs::remove_file(path).unwrap(),
+        Fate::Unavailable,
+        "(SQLSTATE 58P01)",
+    );
 }
 
 #[test]
@@ -165,7 +189,97 @@ fn a_file_that_cannot_be_opened_is_read_elsewhere() {
         fs::set_permissions(path, fs::Permissions::from_mode(0o000)).unwrap();
     };
     // The code is the one for missing rights, but no right on the table is missing.
-    with_damage(forbid, "Permission denied (SQLSTATE 42501)");
+    with_damage(
+        forbid,
+        Fate::Unavailable,
+        "Permission denied (SQLSTATE 42501)",
+    );
+}
+
+/// Of a scan that is divided, and of one that each process makes for itself.
+const JOIN: &str = "SELECT count(*), sum(many.id + t.id) FROM many JOIN t ON t.id = many.id";
+
+/// An ordinary query on such a standby finds fewer rows, and no error.
+#[test]
+fn a_file_that_has_lost_its_end_is_read_elsewhere() {
+    let mut cluster = scene();
+    cluster.psql(
+        PRIMARY,
+        &format!(
+            "CREATE TABLE many AS SELECT i % {ROWS} + 1 AS id FROM generate_series(1, 200000) i;
+             ANALYZE many"
+        ),
+    );
+    cluster.wait_all_caught_up();
+    let planned = "SET enable_parallel_hash = off; SET enable_mergejoin = off;
+                   SET enable_nestloop = off";
+    let mut client = session(&cluster);
+    client.batch_execute(planned).unwrap();
+    let expected = [QUERY, JOIN].map(|query| {
+        let before = cluster.event(PRIMARY, "UsedCount");
+        let rows = Rows::fetch(&mut client, query).unwrap();
+        assert!(cluster.event(PRIMARY, "UsedCount") > before, "{query}");
+        rows
+    });
+    let path = file(&cluster);
+    cluster.stop(STANDBY, StopMode::Fast);
+    let whole = OpenOptions::new().write(true).open(&path).unwrap();
+    let bytes = whole.metadata().unwrap().len();
+    whole.set_len(bytes - 3 * BLOCK_BYTES).unwrap();
+    cluster.start(STANDBY);
+    cluster.wait_streaming(STANDBY);
+
+    let alone = Rows::fetch(&mut cluster.connect(STANDBY), QUERY).unwrap();
+    assert_ne!(alone.rows, expected[0].rows, "the standby has all rows");
+    let mut client = session(&cluster);
+    client.batch_execute(planned).unwrap();
+    for (query, expected) in [QUERY, JOIN].iter().zip(&expected) {
+        let before = cluster.event(PRIMARY, "RefusedCount");
+        let rows = Rows::fetch(&mut client, query).unwrap();
+        assert_eq!(rows.rows, expected.rows, "{query}");
+        assert!(cluster.event(PRIMARY, "RefusedCount") > before, "{query}");
+    }
+    let blocks = bytes / BLOCK_BYTES;
+    let why = format!(
+        "ends at block {}, on the coordinator block {} holds rows",
+        blocks - 3,
+        blocks - 1
+    );
+    assert!(cluster.log(PRIMARY).contains(&why), "the log does not tell");
+
+    cluster.stop(STANDBY, StopMode::Fast);
+    whole.set_len(bytes).unwrap();
+    cluster.start(STANDBY);
+    cluster.wait_streaming(STANDBY);
+}
+
+/// Empty blocks are added to a table without WAL, so a standby may never have had them.
+#[test]
+fn empty_blocks_at_the_end_are_missed_nowhere() {
+    let mut cluster = scene();
+    let expected = Rows::fetch(&mut session(&cluster), QUERY).unwrap();
+    let path = text(
+        &mut cluster.connect(PRIMARY),
+        "SELECT pg_relation_filepath('t')",
+    );
+    let path = cluster.data_dir(PRIMARY).join(path);
+    // As many as an extension under contention makes, and more than are looked at.
+    for more in [512, 1024] {
+        cluster.stop(PRIMARY, StopMode::Fast);
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        let bytes = file.metadata().unwrap().len();
+        file.set_len(bytes + more * BLOCK_BYTES).unwrap();
+        cluster.start(PRIMARY);
+        cluster.wait_streaming(STANDBY);
+        let before = cluster.event(PRIMARY, "UsedCount");
+        let rows = Rows::fetch(&mut session(&cluster), QUERY).unwrap();
+        assert_eq!(rows.rows, expected.rows);
+        assert!(
+            cluster.event(PRIMARY, "UsedCount") > before,
+            "the replica was left out"
+        );
+    }
+    damage_check(&cluster);
 }
 
 /// A replica meets each of them first, or delivers the rows above which they are met.

@@ -353,11 +353,14 @@ fn a_whole_query_outside_the_allow_list_is_refused() {
     let other = text(&mut scene.observer, "SELECT 'other'::regclass::oid::text");
     let other: u32 = other.parse().unwrap();
     scene.refused("plan", &whole, |begin| {
-        begin.relations.retain(|relation| relation.oid != other);
+        begin
+            .relations
+            .retain(|relation| relation.identity.oid != other);
     });
     scene.refused("relation", &whole, |begin| {
         for relation in &mut begin.relations {
-            relation.relfilenode += u32::from(relation.oid == other);
+            let identity = &mut relation.identity;
+            identity.relfilenode += u32::from(identity.oid == other);
         }
     });
     scene.refused("snapshot", &whole, |begin| begin.snapshot.incomplete = true);
@@ -391,25 +394,28 @@ fn a_relation_that_is_not_the_same_is_refused() {
     let mut scene = Scene::start();
     let begin = scene.proven("SELECT id FROM t", ROWS);
     scene.refused("relation", &begin, |begin| {
-        begin.relations[0].relfilenode += 1
+        begin.relations[0].identity.relfilenode += 1
     });
     scene.refused("relation", &begin, |begin| {
-        begin.relations[0].tablespace += 1
+        begin.relations[0].identity.tablespace += 1
     });
     scene.refused("relation", &begin, |begin| {
-        begin.relations[0].attributes += 1
+        begin.relations[0].identity.attributes += 1
     });
     scene.refused("relation", &begin, |begin| {
-        begin.relations[0].persistence = b'u'
+        begin.relations[0].identity.persistence = b'u'
     });
     scene.refused("relation", &begin, |begin| {
-        begin.relations[0].relkind = b'm'
+        begin.relations[0].identity.relkind = b'm'
     });
     scene.refused("relation", &begin, |begin| {
-        begin.relations[0].access_method += 1
+        begin.relations[0].identity.access_method += 1
     });
     scene.refused("relation", &begin, |begin| {
-        begin.relations[0].oid = 4_000_000_000
+        begin.relations[0].identity.oid = 4_000_000_000
+    });
+    scene.refused("truncated_file", &begin, |begin| {
+        begin.relations[0].filled_blocks += 1
     });
     // So is one that is read beside the table that is split, for which it takes several processes.
     let more = "SET parallel_replicas.links_per_replica = 2";
@@ -418,7 +424,7 @@ fn a_relation_that_is_not_the_same_is_refused() {
     assert_eq!(join.relations.len(), 2);
     for place in 0..2 {
         scene.refused("relation", &join, |begin| {
-            begin.relations[place].relfilenode += 1
+            begin.relations[place].identity.relfilenode += 1
         });
     }
     // It was rewritten meanwhile, in truth.

@@ -10,7 +10,7 @@ use crate::snapshot::WireSnapshot;
 use serde::{Deserialize, Serialize};
 
 /// Raised whenever a frame changes.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 
 /// First byte of a control frame; seven zero bytes follow.
 pub const CONTROL_TAG: u8 = 1;
@@ -73,7 +73,7 @@ pub struct Hello {
     pub instance_id: [u8; 16],
 }
 
-/// One relation of the fragment, as the coordinator's catalog describes it.
+/// A relation, as the coordinator's catalog describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RelationIdentity {
     pub oid: u32,
@@ -83,6 +83,14 @@ pub struct RelationIdentity {
     pub persistence: u8,
     pub access_method: u32,
     pub attributes: u16,
+}
+
+/// One relation of the fragment, and how much of it there is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Relation {
+    pub identity: RelationIdentity,
+    /// Blocks that a server which has replayed up to [`Begin::lsn`] has, if its file is whole.
+    pub filled_blocks: u32,
 }
 
 /// A collation whose rules the fragment depends on, with the library's version.
@@ -134,7 +142,7 @@ pub struct Begin {
     pub collations: Vec<CollationIdentity>,
     /// Extensions that the fragment may use.
     pub extensions: Vec<ExtensionIdentity>,
-    pub relations: Vec<RelationIdentity>,
+    pub relations: Vec<Relation>,
     /// The plan is that of a whole query, with its subplans, for this one replica: no tasks are given.
     pub whole: bool,
     /// `nodeToString` of the fragment's PlannedStmt.

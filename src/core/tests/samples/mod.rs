@@ -2,7 +2,8 @@
 
 use parallel_replicas_core::frame::{
     Announcement, Begin, CollationIdentity, ExecParameter, ExtensionIdentity, FragmentReport,
-    Hello, Identity, Refusal, RelationIdentity, TaskReport, ToCoordinator, ToReplica, encode,
+    Hello, Identity, Refusal, Relation, RelationIdentity, TaskReport, ToCoordinator, ToReplica,
+    encode,
 };
 use parallel_replicas_core::snapshot::WireSnapshot;
 
@@ -41,14 +42,17 @@ pub fn begin() -> Begin {
             oid: 16_390,
             libraries: 1 << 60,
         }],
-        relations: vec![RelationIdentity {
-            oid: 16_384,
-            tablespace: 1663,
-            relfilenode: 16_400,
-            relkind: b'r',
-            persistence: b'p',
-            access_method: 2,
-            attributes: 3,
+        relations: vec![Relation {
+            identity: RelationIdentity {
+                oid: 16_384,
+                tablespace: 1663,
+                relfilenode: 16_400,
+                relkind: b'r',
+                persistence: b'p',
+                access_method: 2,
+                attributes: 3,
+            },
+            filled_blocks: 130,
         }],
         whole: false,
         plan: b"{PLANNEDSTMT :commandType 1 :planTree {CUSTOMSCAN :flags 0}}".to_vec(),
