@@ -382,7 +382,9 @@ fn count_trouble<'a>(planned: &PlannedReplica, links: impl Iterator<Item = &'a L
     for link in links {
         let why = link.trouble.as_deref().unwrap_or_default();
         match link.fate() {
-            Fate::Unavailable if link.connect_failed => {
+            Fate::Unavailable | Fate::Refused
+                if link.connect_failed || link.met_error_of_server =>
+            {
                 return monitor::count_failure(planned.key, &error_rules(), why);
             }
             Fate::Lost if link.met_error_of_query => {}

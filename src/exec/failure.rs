@@ -5,10 +5,15 @@ use parallel_replicas_core::frame::{Identity, Refusal};
 use parallel_replicas_core::link::{Event, Misreport, OutOfTurn, is_of_the_query};
 use std::fmt;
 
+/// Reason of a refusal: the file of a table has lost its end.
+pub const TRUNCATED_FILE: &str = "truncated_file";
+
 /// Why a turn of the link ended it.
 pub enum Failure {
-    /// Connection, protocol, infrastructure error there.
+    /// Connection, protocol.
     Infrastructure(String),
+    /// An error there that is that server's own.
+    OfTheServer(String),
     /// An error there that is the query's fault.
     OfTheQuery(String),
     Refused(Refusal),
@@ -17,7 +22,9 @@ pub enum Failure {
 impl Failure {
     pub fn event(&self) -> Event {
         match self {
-            Failure::Infrastructure(_) | Failure::OfTheQuery(_) => Event::Failed,
+            Failure::Infrastructure(_) | Failure::OfTheServer(_) | Failure::OfTheQuery(_) => {
+                Event::Failed
+            }
             Failure::Refused(_) => Event::Refused,
         }
     }
@@ -32,6 +39,11 @@ impl Failure {
         self.is_refusal_for("replay")
     }
 
+    /// Something is wrong with the replica, and may be with it alone.
+    pub fn is_of_server(&self) -> bool {
+        matches!(self, Failure::OfTheServer(_)) || self.is_refusal_for(TRUNCATED_FILE)
+    }
+
     fn is_refusal_for(&self, reason: &str) -> bool {
         matches!(self, Failure::Refused(refusal) if refusal.reason == reason)
     }
@@ -40,7 +52,9 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Infrastructure(why) | Failure::OfTheQuery(why) => f.write_str(why),
+            Failure::Infrastructure(why) | Failure::OfTheServer(why) | Failure::OfTheQuery(why) => {
+                f.write_str(why)
+            }
             Failure::Refused(refusal) => write!(f, "{} ({})", refusal.reason, refusal.detail),
         }
     }
@@ -84,7 +98,7 @@ pub fn remote(error: Option<RemoteError>) -> Failure {
             let text = format!("{} (SQLSTATE {sqlstate})", error.primary);
             match is_of_the_query(sqlstate) {
                 true => Failure::OfTheQuery(text),
-                false => Failure::Infrastructure(text),
+                false => Failure::OfTheServer(text),
             }
         }
         None => protocol("replica gave an unexpected answer"),

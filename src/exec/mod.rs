@@ -5,7 +5,7 @@
 mod account;
 pub mod dispatch;
 pub mod explain;
-mod failure;
+pub mod failure;
 mod fold;
 mod give_back;
 pub mod granule_scan;

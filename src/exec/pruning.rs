@@ -8,13 +8,15 @@ use super::granule_scan::{self, GranuleScanState};
 use crate::pg::ffi;
 use crate::pg::plan::{self, Walk};
 use pgrx::pg_sys;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What of an initialised plan is executed.
 #[derive(Debug, Default)]
 pub struct Live {
     /// The granule scans, in the order in which both sides number them.
     pub scans: Vec<*mut GranuleScanState>,
+    /// Tables with a scan that ends without an error where their file does.
+    pub read_to_end: BTreeSet<u32>,
     /// By the number of a plan node that chooses among its children: the positions of those that are executed.
     children: BTreeMap<i32, Vec<usize>>,
 }
@@ -71,6 +73,30 @@ unsafe fn executed_children(
     }
 }
 
+/// The table of a scan that takes nothing amiss if its file ends too soon. What finds a row by an index does.
+///
+/// # Safety
+/// `state` is an initialised plan state.
+unsafe fn table_read_to_end(state: *mut pg_sys::PlanState) -> Option<u32> {
+    use pg_sys::NodeTag;
+    // SAFETY: as the caller says; the tag tells the type, and all of these begin with a ScanState, whose
+    // relation is open.
+    unsafe {
+        match (*state).type_ {
+            NodeTag::T_SeqScanState
+            | NodeTag::T_SampleScanState
+            | NodeTag::T_BitmapHeapScanState
+            | NodeTag::T_TidScanState
+            | NodeTag::T_TidRangeScanState => {}
+            _ => {
+                granule_scan::from_plan_state(state)?;
+            }
+        }
+        let relation = (*state.cast::<pg_sys::ScanState>()).ss_currentRelation;
+        (!relation.is_null()).then(|| (*relation).rd_id.to_u32())
+    }
+}
+
 impl Live {
     /// Adds what of this plan is executed; for a plan that is no part of the one before, a subquery's.
     ///
@@ -83,6 +109,7 @@ impl Live {
                 if let Some(scan) = granule_scan::from_plan_state(state) {
                     self.scans.push(scan);
                 }
+                self.read_to_end.extend(table_read_to_end(state));
                 let info = plan::prune_info((*state).plan);
                 if info.is_null() {
                     return Walk::Down;

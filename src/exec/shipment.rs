@@ -235,11 +235,10 @@ pub unsafe fn begin(
         // May load libraries, so it comes before the position is read.
         let extensions = extensions(&private.extensions)?;
         // What fills the last of these blocks is in the WAL by then, too.
-        let oids = private
-            .relations
-            .iter()
-            .map(|(_, oid)| pg_sys::Oid::from(*oid));
-        let relations = oids.map(|oid| relation(oid)).collect();
+        let oids = private.relations.iter().map(|(_, oid)| *oid);
+        let relations = oids
+            .map(|oid| relation(oid, state.live.read_to_end.contains(&oid)))
+            .collect();
         let snapshot = wire_snapshot((*estate).es_snapshot)?;
         let lsn = proc::flushed_insert_end();
         let (mut user, mut security_context) = (pg_sys::InvalidOid, 0);
@@ -327,17 +326,20 @@ unsafe fn is_locked_by_us(oid: u32, least: u32) -> bool {
     }
 }
 
-/// The relation as it is here.
+/// The relation as it is here. `read_to_end`: it matters where it ends.
 ///
 /// # Safety
 /// It is locked by this transaction.
-unsafe fn relation(oid: pg_sys::Oid) -> Relation {
+unsafe fn relation(oid: u32, read_to_end: bool) -> Relation {
     // SAFETY: as the caller says; closed again.
     unsafe {
-        let opened = pg_sys::relation_open(oid, pg_sys::NoLock as i32);
+        let opened = pg_sys::relation_open(pg_sys::Oid::from(oid), pg_sys::NoLock as i32);
         let relation = Relation {
             identity: relation_identity(opened),
-            filled_blocks: heap::filled_blocks(opened),
+            filled_blocks: match read_to_end {
+                true => heap::filled_blocks(opened),
+                false => 0,
+            },
         };
         pg_sys::relation_close(opened, pg_sys::NoLock as i32);
         relation

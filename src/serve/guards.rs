@@ -3,6 +3,7 @@
 //! Each guard answers with a refusal, which costs the query time and nothing else.
 
 use super::copy_both;
+use crate::exec::failure::TRUNCATED_FILE;
 use crate::exec::shipment::relation_identity;
 use crate::pg::wait::now_micros;
 use crate::pg::{collation, guc, heap, library, proc, timezone};
@@ -241,7 +242,7 @@ unsafe fn compare(oid: pg_sys::Oid, expected: &Relation) -> Result<(), Refusal> 
     }
     match blocks.filter(|blocks| *blocks < expected.filled_blocks) {
         Some(blocks) => Err(refusal(
-            "truncated_file",
+            TRUNCATED_FILE,
             format!(
                 "relation {oid} ends at block {blocks}, on the coordinator block {} holds rows",
                 expected.filled_blocks - 1

@@ -44,6 +44,11 @@ impl Installation {
         }
     }
 
+    /// Where a program of PostgreSQL's is.
+    pub fn program(&self, name: &str) -> PathBuf {
+        self.bindir.join(name)
+    }
+
     /// A command for a program that must run as the owner of the servers.
     pub fn server_command(&self, program: &str, base: &Path) -> Command {
         let path = self.bindir.join(program);

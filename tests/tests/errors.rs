@@ -60,6 +60,19 @@ fn session(cluster: &Cluster) -> Client {
     client
 }
 
+/// The first column of what a statement answers, as lines.
+fn text_of(client: &mut Client, statement: &str) -> String {
+    let rows = client.simple_query(statement).expect("it succeeds");
+    let lines: Vec<&str> = rows
+        .iter()
+        .filter_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0),
+            _ => None,
+        })
+        .collect();
+    lines.join("\n")
+}
+
 /// What becomes of a replica.
 #[derive(Clone, Copy)]
 enum Fate {
@@ -87,16 +100,10 @@ fn assert_gone(
     let rows = Rows::fetch(client, query).expect("the query succeeds");
     assert_eq!(rows.rows, expected.rows);
     let gone = cluster.event(PRIMARY, counter) - before;
-    let plan: Vec<String> = client
-        .simple_query(&format!("EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {query}"))
-        .expect("the query succeeds")
-        .iter()
-        .filter_map(|message| match message {
-            SimpleQueryMessage::Row(row) => row.get(0).map(String::from),
-            _ => None,
-        })
-        .collect();
-    let plan = plan.join("\n");
+    let plan = text_of(
+        client,
+        &format!("EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {query}"),
+    );
     assert!(gone > 0, "no link was {word}\n{plan}");
     let shown = plan
         .split_once(&format!(" {word}: "))
@@ -196,6 +203,28 @@ fn a_file_that_cannot_be_opened_is_read_elsewhere() {
     );
 }
 
+/// Its row takes 250 MB.
+const LARGE: &str = "SELECT sum(length(repeat(pad, 2500000))) FROM t WHERE id = 1";
+
+#[test]
+fn a_replica_without_memory_costs_the_query_nothing() {
+    let mut cluster = scene();
+    let mut client = session(&cluster);
+    let expected = Rows::fetch(&mut client, LARGE).unwrap();
+    assert!(cluster.event(PRIMARY, "UsedCount") > 0, "no replica reads");
+    cluster.stop(STANDBY, StopMode::Fast);
+    // A process has more than half of it before it does anything.
+    cluster.start_with_memory(STANDBY, 300 << 20);
+    cluster.wait_streaming(STANDBY);
+    let why = "out of memory (SQLSTATE 53200)";
+    assert_gone(&cluster, &mut client, LARGE, &expected, Fate::Lost, why);
+    // The process goes on to serve.
+    let before = cluster.event(PRIMARY, "UsedCount");
+    Rows::fetch(&mut client, QUERY).unwrap();
+    assert!(cluster.event(PRIMARY, "UsedCount") > before);
+    damage_check(&cluster);
+}
+
 /// Of a scan that is divided, and of one that each process makes for itself.
 const JOIN: &str = "SELECT count(*), sum(many.id + t.id) FROM many JOIN t ON t.id = many.id";
 
@@ -246,6 +275,9 @@ fn a_file_that_has_lost_its_end_is_read_elsewhere() {
         blocks - 1
     );
     assert!(cluster.log(PRIMARY).contains(&why), "the log does not tell");
+    let known = "SELECT coalesce(last_error, '') FROM parallel_replicas.replicas";
+    let known = text(&mut client, known);
+    assert!(known.contains(&why), "not counted: {known}");
 
     cluster.stop(STANDBY, StopMode::Fast);
     whole.set_len(bytes).unwrap();

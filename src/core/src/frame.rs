@@ -89,7 +89,8 @@ pub struct RelationIdentity {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Relation {
     pub identity: RelationIdentity,
-    /// Blocks that a server which has replayed up to [`Begin::lsn`] has, if its file is whole.
+    /// Blocks that a server which has replayed up to [`Begin::lsn`] has, if its file is whole; 0 where a scan
+    /// would notice that it is not.
     pub filled_blocks: u32,
 }
 

@@ -49,6 +49,8 @@ pub struct Link {
     pub met_error_of_query: bool,
     /// It refused because it had not replayed far enough.
     pub was_behind: bool,
+    /// The replica met an error that was its own, before it had work or after, or has found damage.
+    pub met_error_of_server: bool,
     /// It has the fragment for itself, and gets no tasks.
     is_whole: bool,
     tasks: GivenTasks,
@@ -106,6 +108,7 @@ impl Link {
             connect_failed: false,
             met_error_of_query: false,
             was_behind: false,
+            met_error_of_server: false,
             is_whole: false,
             tasks: GivenTasks::default(),
             parked: None,
@@ -523,6 +526,7 @@ impl Link {
     /// Ends the link, and tells the server's log why.
     fn fail(&mut self, failure: Failure, shared: &mut Shared) {
         let was_live = self.is_live();
+        self.met_error_of_server |= was_live && failure.is_of_server();
         if self.on(failure.event(), shared).is_err() {
             // Refused out of turn is a failure as any other. No phase takes that amiss.
             let _ = self.on(Event::Failed, shared);

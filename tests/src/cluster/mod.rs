@@ -229,7 +229,15 @@ impl Cluster {
 
     /// Starts a node; says why when it does not start.
     pub fn try_start(&self, node: usize) -> Result<(), String> {
-        self.nodes[node].try_start()
+        self.nodes[node].try_start(None)
+    }
+
+    /// Starts a node whose processes may have so many bytes of address space each.
+    #[track_caller]
+    pub fn start_with_memory(&self, node: usize, bytes: u64) {
+        if let Err(reason) = self.nodes[node].try_start(Some(bytes)) {
+            panic!("{} did not start: {reason}", self.name(node));
+        }
     }
 
     /// How often a node has begun to accept connections; see [`Self::wait_ready_again`].

@@ -152,7 +152,7 @@ impl Server {
 
     #[track_caller]
     pub(super) fn start(&self) {
-        if let Err(reason) = self.try_start() {
+        if let Err(reason) = self.try_start(None) {
             panic!(
                 "{} did not start: {reason}\n{}",
                 self.name,
@@ -161,10 +161,19 @@ impl Server {
         }
     }
 
-    /// Starts the server and waits until it accepts connections; says why when it does not.
-    pub(super) fn try_start(&self) -> Result<(), String> {
-        let output = installation()
-            .server_command("pg_ctl", &self.base)
+    /// Starts the server and waits until it accepts connections; says why when it does not. `memory`: how
+    /// much address space, in bytes, each of its processes may have.
+    pub(super) fn try_start(&self, memory: Option<u64>) -> Result<(), String> {
+        let mut command = match memory {
+            None => installation().server_command("pg_ctl", &self.base),
+            Some(bytes) => {
+                let mut command = installation().server_command("/usr/bin/prlimit", &self.base);
+                command.arg(format!("--as={bytes}"));
+                command.arg(installation().program("pg_ctl"));
+                command
+            }
+        };
+        let output = command
             .arg("--pgdata")
             .arg(self.data_dir())
             .arg("--log")
