@@ -171,6 +171,14 @@ fn a_slow_consumer_stops_the_senders() {
     });
     let most = watcher.end();
     assert!(most < 64, "{most} MB");
+    let senders = "SELECT string_agg(pid::text, ' ') FROM pg_stat_activity
+         WHERE query LIKE 'fragment of query%' AND state = 'active'";
+    for client in &mut observers {
+        for pid in text(client, senders).split(' ') {
+            let kb = Footprint::of(pid.parse().unwrap()).private_kb;
+            assert!(kb < 16 << 10, "a sender has {kb} kB");
+        }
+    }
     drop(unread);
     damage_check(&cluster);
 }
