@@ -32,6 +32,8 @@ pub enum Harm {
     Error,
     /// It comes through; what follows it in this direction does so a while later.
     Pause,
+    /// It says that it has so many bytes, its length included, and comes through as it is otherwise.
+    Claim(u32),
 }
 
 /// Longer than a reader needs to have read everything that has come.
@@ -254,6 +256,10 @@ impl Pump {
             Harm::Stall => {
                 self.swallow();
                 false
+            }
+            Harm::Claim(bytes) => {
+                message[1..5].copy_from_slice(&bytes.to_be_bytes());
+                self.to.write_all(&message).is_ok() || self.close()
             }
             Harm::Pause => {
                 let passed = self.to.write_all(&message).is_ok();

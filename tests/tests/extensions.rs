@@ -3,12 +3,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use parallel_replicas_tests::cluster::Options;
 use parallel_replicas_tests::scene::Scene;
 use parallel_replicas_tests::system::{installation, pg_config};
 use parallel_replicas_tests::{
-    Cluster, Differential, PRIMARY, SOON, damage_check, text, wait_until,
+    Cluster, Differential, PRIMARY, Rows, SOON, damage_check, text, wait_until,
 };
 use postgres::Client;
 
@@ -485,7 +486,7 @@ fn extensions_of_packages_do_not_mind() {
                 "SELECT id FROM event WHERE v = 3 ORDER BY id LIMIT 10",
                 true,
             ),
-            // hll's functions are not declared to be parallel safe.
+            // hll is not listed.
             (
                 "SELECT v, #hll_add_agg(hll_hash_integer(id)) FROM event GROUP BY v",
                 false,
@@ -511,5 +512,265 @@ fn extensions_of_packages_do_not_mind() {
                 "{log}"
             );
         }
+    }
+}
+
+/// hll's aggregates are made of functions that are not declared to be immutable: they stay, and all else is
+/// shipped.
+#[test]
+fn hll_is_shipped_where_it_is_listed_but_for_its_aggregates() {
+    let cluster = options().start();
+    cluster.register_replicas();
+    let mut client = cluster.connect(PRIMARY);
+    run(
+        &mut client,
+        "CREATE EXTENSION hll;
+         CREATE TABLE visit AS SELECT i, i % 50 AS v, hll_empty() || hll_hash_integer(i) AS h
+             FROM generate_series(1, 20000) i;
+         ANALYZE visit",
+    );
+    cluster.wait_all_caught_up();
+    let plain = [
+        (
+            "SELECT i, hll_hash_integer(i) FROM visit WHERE v = 3",
+            "hll_hash_integer",
+        ),
+        (
+            "SELECT v, sum(#h), count(*) FROM visit GROUP BY v",
+            "hll_cardinality",
+        ),
+        (
+            "SELECT count(*) FROM visit WHERE h = hll_empty() || hll_hash_integer(7)",
+            "hll_eq",
+        ),
+    ];
+    let aggregates = [
+        (
+            "SELECT v, #hll_add_agg(hll_hash_integer(i)) FROM visit GROUP BY v",
+            "hll_add_agg",
+        ),
+        ("SELECT #hll_union_agg(h) FROM visit", "hll_union_agg"),
+    ];
+    let refused = |client: &mut Client, queries: &[(&str, &str)]| {
+        for (query, function) in queries {
+            let reason = reason(client, query);
+            assert!(
+                reason.starts_with("Reason function:") && reason.contains(function),
+                "{reason}\n{query}"
+            );
+        }
+    };
+    let shipped = |client: &mut Client, queries: &[(&str, &str)]| {
+        for (query, _) in queries {
+            Differential::new(client).between(OFF, FORCED).check(query);
+            assert!(uses_replicas(client, query), "{query}");
+        }
+    };
+    refused(&mut client, &plain);
+    run(
+        &mut client,
+        "SET parallel_replicas.shippable_extensions = hll",
+    );
+    refused(&mut client, &aggregates);
+    run(&mut client, FORCED);
+    for (query, _) in aggregates {
+        assert!(!uses_replicas(&mut client, query), "{query}");
+    }
+    shipped(&mut client, &plain);
+
+    // It is nothing else.
+    run(
+        &mut client,
+        "ALTER FUNCTION hll_add_trans0(internal, hll_hashval) IMMUTABLE;
+         ALTER FUNCTION hll_union_trans(internal, hll) IMMUTABLE;
+         ALTER FUNCTION hll_union_internal(internal, internal) IMMUTABLE;
+         ALTER FUNCTION hll_pack(internal) IMMUTABLE",
+    );
+    cluster.wait_all_caught_up();
+    shipped(&mut client, &aggregates);
+    damage_check(&cluster);
+}
+
+/// Operators and a type of an extension, by the server's own functions; and operator classes whose support
+/// functions are in a language. An index calls these, and so do comparisons by a type's default class.
+fn classes(language: &str) -> String {
+    let (compare, hash) = match language {
+        "internal" => ("btint4cmp", "hashint4"),
+        _ => (
+            "BEGIN RETURN btint4cmp($1::int, $2::int); END",
+            "BEGIN RETURN hashint4($1::int); END",
+        ),
+    };
+    let mut script = String::from(
+        "CREATE TYPE odd;
+         CREATE FUNCTION odd_in(cstring) RETURNS odd IMMUTABLE PARALLEL SAFE STRICT LANGUAGE internal
+             AS 'int4in';
+         CREATE FUNCTION odd_out(odd) RETURNS cstring IMMUTABLE PARALLEL SAFE STRICT LANGUAGE internal
+             AS 'int4out';
+         CREATE TYPE odd (INPUT = odd_in, OUTPUT = odd_out, LIKE = integer);
+         CREATE CAST (odd AS integer) WITHOUT FUNCTION; CREATE CAST (integer AS odd) WITHOUT FUNCTION;
+         ALTER EXTENSION citext ADD TYPE odd;
+         ALTER EXTENSION citext ADD FUNCTION odd_in(cstring);
+         ALTER EXTENSION citext ADD FUNCTION odd_out(odd);",
+    );
+    for (of_type, letter, default) in [("odd", "", "DEFAULT"), ("integer", "~", "")] {
+        for (operator, function) in [
+            ("<", "lt"),
+            ("<=", "le"),
+            ("=", "eq"),
+            (">=", "ge"),
+            (">", "gt"),
+        ] {
+            let joins = match operator {
+                "=" => format!(", COMMUTATOR = {letter}=, HASHES, MERGES"),
+                _ => String::new(),
+            };
+            script += &format!(
+                "CREATE FUNCTION {of_type}_{function}({of_type}, {of_type}) RETURNS bool IMMUTABLE
+                     PARALLEL SAFE STRICT LANGUAGE internal AS 'int4{function}';
+                 CREATE OPERATOR {letter}{operator} (FUNCTION = {of_type}_{function},
+                     LEFTARG = {of_type}, RIGHTARG = {of_type}{joins});
+                 ALTER EXTENSION citext ADD FUNCTION {of_type}_{function}({of_type}, {of_type});
+                 ALTER EXTENSION citext ADD OPERATOR {letter}{operator} ({of_type}, {of_type});"
+            );
+        }
+        script += &format!(
+            "CREATE FUNCTION {of_type}_cmp({of_type}, {of_type}) RETURNS integer IMMUTABLE
+                 PARALLEL SAFE STRICT LANGUAGE {language} AS '{compare}';
+             CREATE FUNCTION {of_type}_hash({of_type}) RETURNS integer IMMUTABLE PARALLEL SAFE STRICT
+                 LANGUAGE {language} AS '{hash}';
+             CREATE OPERATOR CLASS {of_type}_order {default} FOR TYPE {of_type} USING btree AS
+                 OPERATOR 1 {letter}<, OPERATOR 2 {letter}<=, OPERATOR 3 {letter}=,
+                 OPERATOR 4 {letter}>=, OPERATOR 5 {letter}>,
+                 FUNCTION 1 {of_type}_cmp({of_type}, {of_type});
+             CREATE OPERATOR CLASS {of_type}_hashed {default} FOR TYPE {of_type} USING hash AS
+                 OPERATOR 1 {letter}=, FUNCTION 1 {of_type}_hash({of_type});
+             ALTER EXTENSION citext ADD FUNCTION {of_type}_cmp({of_type}, {of_type});
+             ALTER EXTENSION citext ADD FUNCTION {of_type}_hash({of_type});"
+        );
+        for (class, method) in [("order", "btree"), ("hashed", "hash")] {
+            script += &format!(
+                "ALTER EXTENSION citext ADD OPERATOR FAMILY {of_type}_{class} USING {method};
+                 ALTER EXTENSION citext ADD OPERATOR CLASS {of_type}_{class} USING {method};"
+            );
+        }
+    }
+    script
+        + "CREATE TABLE many AS SELECT i, (i % 500)::odd AS o FROM generate_series(1, 20000) i;
+           CREATE TABLE few AS SELECT i, i::odd AS o FROM generate_series(1, 100) i;
+           CREATE INDEX few_order ON few (i integer_order);
+           CREATE INDEX few_hashed ON few USING hash (i integer_hashed);
+           ANALYZE many; ANALYZE few"
+}
+
+/// Sorted, grouped, joined by the type's default classes, and an inner side read by indexes of other
+/// classes: with the reason where they are refused.
+const BY_CLASSES: [(&str, &str, &str); 6] = [
+    (
+        "SELECT i, o FROM many ORDER BY o, i LIMIT 100",
+        "",
+        "odd_cmp",
+    ),
+    ("SELECT o, count(*) FROM many GROUP BY o", "", "odd_cmp"),
+    (
+        "SELECT count(*), sum(f.i) FROM many m JOIN few f ON m.o = f.o",
+        "",
+        "odd_cmp",
+    ),
+    (
+        "SELECT count(*) FROM many WHERE ARRAY[o, o] = ARRAY[7::odd, 7::odd]",
+        "",
+        "odd_cmp",
+    ),
+    (
+        "SELECT count(*), sum(f.i) FROM many m JOIN few f ON m.i ~= f.i",
+        "SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_seqscan = off;
+         SET enable_material = off; DROP INDEX few_hashed",
+        "few_order",
+    ),
+    (
+        "SELECT count(*), sum(f.i) FROM many m JOIN few f ON m.i ~= f.i",
+        "CREATE INDEX few_hashed ON few USING hash (i integer_hashed); DROP INDEX few_order",
+        "few_hashed",
+    ),
+];
+
+#[test]
+fn an_operator_class_of_a_listed_extension_whose_support_function_is_in_plpgsql_stays() {
+    for (language, shipped) in [("internal", true), ("plpgsql", false)] {
+        let (cluster, mut client) = scene_with(&classes(language));
+        for (query, settings, refused) in BY_CLASSES {
+            run(&mut client, settings);
+            cluster.wait_all_caught_up();
+            Differential::new(&mut client)
+                .between(OFF, FORCED)
+                .check(query);
+            assert_eq!(
+                uses_replicas(&mut client, query),
+                shipped,
+                "{language}: {query}"
+            );
+            if !shipped {
+                let plan = Rows::fetch(&mut client, &format!("EXPLAIN {query}")).unwrap();
+                let last = plan.rows.last().and_then(|row| row[0].as_deref());
+                assert!(
+                    last.is_some_and(|line| line.contains("not used: ") && line.contains(refused)),
+                    "{last:?}\n{query}"
+                );
+            }
+        }
+        damage_check(&cluster);
+    }
+}
+
+/// pg_cron's jobs, be they sessions or background workers, use replicas as their role's settings say.
+#[test]
+fn a_job_of_pg_cron_uses_replicas() {
+    // It has no shorter time than a minute.
+    const NEXT_MINUTE: Duration = Duration::from_secs(130);
+    let scenes = ["off", "on"].map(|workers| {
+        let cluster = options()
+            .preload(false)
+            .setting("shared_preload_libraries", "parallel_replicas,pg_cron")
+            .setting("cron.database_name", "postgres")
+            .setting("cron.host", "127.0.0.1")
+            .setting("cron.use_background_workers", workers)
+            .start();
+        cluster.register_replicas();
+        cluster.psql(
+            PRIMARY,
+            "CREATE EXTENSION pg_cron;
+             CREATE TABLE event AS SELECT i AS id, i % 7 AS v FROM generate_series(1, 40000) i;
+             ANALYZE event;
+             CREATE ROLE clerk LOGIN SUPERUSER;
+             ALTER ROLE clerk SET enable_parallel_replicas = force;
+             ALTER ROLE clerk SET parallel_replicas_local_plan = off",
+        );
+        cluster.wait_all_caught_up();
+        cluster
+    });
+    for cluster in &scenes {
+        run(
+            &mut cluster.connect_as(PRIMARY, "clerk"),
+            "SELECT cron.schedule('sums', '* * * * *', 'CREATE TABLE sums AS
+                 SELECT v, count(*) AS n, sum(id) AS s, min(current_user::text) AS who
+                 FROM event GROUP BY v')",
+        );
+    }
+    for cluster in &scenes {
+        let mut client = cluster.connect(PRIMARY);
+        let ended = "SELECT coalesce((SELECT concat_ws(' ', status, return_message)
+             FROM cron.job_run_details WHERE end_time IS NOT NULL ORDER BY runid LIMIT 1), '')";
+        wait_until(NEXT_MINUTE, "the job has ended", || {
+            !text(&mut client, ended).is_empty()
+        });
+        assert_eq!(text(&mut client, ended), "succeeded SELECT 7");
+        assert!(event(&mut client, "UsedCount") > 0);
+        let wrong = "SELECT count(*)::text FROM
+             (SELECT v, count(*) AS n, sum(id) AS s, 'clerk' AS who FROM event GROUP BY v) e
+             NATURAL FULL JOIN sums WHERE e IS NULL OR sums IS NULL";
+        assert_eq!(text(&mut client, wrong), "0");
+        assert_eq!(text(&mut client, "SELECT count(*)::text FROM sums"), "7");
+        damage_check(cluster);
     }
 }

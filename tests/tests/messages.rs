@@ -4,6 +4,7 @@
 //! `GOLDEN=write` writes that file anew.
 
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use parallel_replicas_tests::queue_server::QueueServer;
 use parallel_replicas_tests::{Cluster, PRIMARY};
@@ -41,7 +42,6 @@ const NOT_PROVOKED: &[(&str, &str)] = &[
         "table cannot be divided into granules",
         "a table of terabytes",
     ),
-    ("too many resource groups", "tests/queue_settings.rs"),
     (
         "parallel_replicas must be loaded via shared_preload_libraries",
         "tests/preload.rs",
@@ -76,10 +76,6 @@ const NOT_PROVOKED: &[(&str, &str)] = &[
     (
         "no background worker slot is free for the monitor",
         "for the log",
-    ),
-    (
-        "canceling statement because it blocks another one",
-        "queue.rs, by SQLSTATE",
     ),
     ("statement is waiting in the query queue", "queue.rs"),
     // For the server's log.
@@ -235,9 +231,25 @@ fn of_the_queue(sheet: &mut Sheet) {
         "it took too long",
         &app("SET client_min_messages = notice; SELECT count(*) FROM t;"),
     );
-    drop(holder);
     // It may have waited too long itself.
+    drop(holder);
     let _ = waiting.join().unwrap();
+    server.set("parallel_replicas.query_queue_pending_timeout_second", "0");
+    server.set("parallel_replicas.query_queue_blocked_action", "error");
+    let mut holder = server.holder();
+    thread::scope(|scope| {
+        // The holder of the slot needs what the one that waits for it has.
+        let blocked = scope.spawn(|| {
+            server.wait_gauge("pending", 1);
+            holder.batch_execute("ALTER TABLE u ADD COLUMN x int; COMMIT")
+        });
+        sheet.note(
+            cluster,
+            "it blocks somebody",
+            &app("SELECT count(*) FROM u;"),
+        );
+        blocked.join().unwrap().expect("nobody blocks it any more");
+    });
     for (title, script) in [
         (
             "a name of a resource group",
@@ -247,6 +259,12 @@ fn of_the_queue(sheet: &mut Sheet) {
             "resource groups and two phases",
             "BEGIN; SELECT parallel_replicas.create_resource_group('g');
              PREPARE TRANSACTION 'p';",
+        ),
+        (
+            "too many resource groups",
+            "DO 'BEGIN FOR i IN 1..1000 LOOP
+                 PERFORM parallel_replicas.create_resource_group(''g'' || i); COMMIT;
+             END LOOP; END';",
         ),
     ] {
         sheet.note(cluster, title, script);
