@@ -233,8 +233,7 @@ pub unsafe fn base_type(oid: pg_sys::Oid, findings: &mut Findings) -> Option<Res
     Some(result)
 }
 
-/// May an index be read by this operator family, with these support functions? An access method takes them
-/// for constant, whatever they are declared to be; PostGIS does not declare its own.
+/// May an index be read by this operator family, with these support functions?
 ///
 /// # Safety
 /// In a transaction.
@@ -250,12 +249,21 @@ pub unsafe fn operator_family(
             && support
                 .iter()
                 .filter(|function| **function != pg_sys::InvalidOid)
-                .all(|function| {
-                    let built_in = function.to_u32() < FIRST_NORMAL_OBJECT_ID;
-                    match built_in {
-                        true => shippable::function(*function, findings).is_ok(),
-                        false => is_plain(*function, false, findings),
-                    }
-                })
+                .all(|function| support_function(*function, findings))
+    }
+}
+
+/// May this function of an operator family be called? Whoever calls it takes it for constant, whatever it is
+/// declared to be; PostGIS does not declare its own.
+///
+/// # Safety
+/// In a transaction.
+pub unsafe fn support_function(oid: pg_sys::Oid, findings: &mut Findings) -> bool {
+    // SAFETY: as the caller says.
+    unsafe {
+        match oid.to_u32() < FIRST_NORMAL_OBJECT_ID {
+            true => shippable::function(oid, findings).is_ok(),
+            false => is_plain(oid, false, findings),
+        }
     }
 }

@@ -11,6 +11,7 @@ pub mod extensions;
 pub mod foldable;
 pub mod functions;
 pub mod hook;
+pub mod operators;
 pub mod paths;
 pub mod private;
 pub mod refresh;

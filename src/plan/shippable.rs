@@ -7,6 +7,7 @@
 use super::extensions::{self, Extensions};
 use super::foldable;
 use super::functions;
+use super::operators;
 use super::private::{GranuleScanPrivate, Refused, from_list, is_granule_scan};
 use super::relations;
 use super::types;
@@ -227,7 +228,7 @@ unsafe fn node(
             NodeTag::T_RecursiveUnion if findings.whole => {
                 let union = plan.cast::<pg_sys::RecursiveUnion>();
                 collations((*union).dupCollations, (*union).numCols, findings);
-                operators(
+                operators::check_columns(
                     (*union).dupOperators,
                     (*union).dupColIdx,
                     (*union).numCols,
@@ -238,7 +239,7 @@ unsafe fn node(
             NodeTag::T_SetOp if findings.whole => {
                 let operation = plan.cast::<pg_sys::SetOp>();
                 collations((*operation).dupCollations, (*operation).numCols, findings);
-                operators(
+                operators::check_columns(
                     (*operation).dupOperators,
                     (*operation).dupColIdx,
                     (*operation).numCols,
@@ -249,7 +250,7 @@ unsafe fn node(
             NodeTag::T_Limit if findings.whole => {
                 let limit = plan.cast::<pg_sys::Limit>();
                 collations((*limit).uniqCollations, (*limit).uniqNumCols, findings);
-                operators(
+                operators::check_columns(
                     (*limit).uniqOperators,
                     (*limit).uniqColIdx,
                     (*limit).uniqNumCols,
@@ -269,8 +270,7 @@ unsafe fn node(
             NodeTag::T_Memoize if !leading => {
                 let memoize = plan.cast::<pg_sys::Memoize>();
                 for index in 0..(*memoize).numKeys as usize {
-                    let operator = *(*memoize).hashOperators.add(index);
-                    function(pg_sys::get_opcode(operator), findings)?;
+                    operators::check(*(*memoize).hashOperators.add(index), findings)?;
                 }
             }
             NodeTag::T_Agg => {
@@ -287,7 +287,7 @@ unsafe fn node(
                 // The rest of the chain groups, and sorts, the same input by other columns.
                 for agg in items::<pg_sys::Agg>((*agg).chain).chain([agg]) {
                     collations((*agg).grpCollations, (*agg).numCols, findings);
-                    operators(
+                    operators::check_columns(
                         (*agg).grpOperators,
                         (*agg).grpColIdx,
                         (*agg).numCols,
@@ -307,7 +307,7 @@ unsafe fn node(
             NodeTag::T_Unique => {
                 let unique = plan.cast::<pg_sys::Unique>();
                 collations((*unique).uniqCollations, (*unique).numCols, findings);
-                operators(
+                operators::check_columns(
                     (*unique).uniqOperators,
                     (*unique).uniqColIdx,
                     (*unique).numCols,
@@ -318,7 +318,7 @@ unsafe fn node(
             NodeTag::T_Group => {
                 let group = plan.cast::<pg_sys::Group>();
                 collations((*group).grpCollations, (*group).numCols, findings);
-                operators(
+                operators::check_columns(
                     (*group).grpOperators,
                     (*group).grpColIdx,
                     (*group).numCols,
@@ -332,7 +332,7 @@ unsafe fn node(
                 pruning(plan, findings)?;
                 collations((*append).collations, (*append).numCols, findings);
                 let own = (*plan).targetlist;
-                operators(
+                operators::check_columns(
                     (*append).sortOperators,
                     (*append).sortColIdx,
                     (*append).numCols,
@@ -347,6 +347,9 @@ unsafe fn node(
                 let kind = (*plan.cast::<pg_sys::Join>()).jointype;
                 if leading && ![JOIN_INNER, JOIN_LEFT, JOIN_SEMI, JOIN_ANTI].contains(&kind) {
                     return Err(refuse());
+                }
+                if tag == NodeTag::T_MergeJoin {
+                    operators::check_merge(plan.cast(), findings)?;
                 }
             }
             _ => return Err(refuse()),
@@ -406,7 +409,7 @@ unsafe fn sort(
     // SAFETY: as the caller says.
     unsafe {
         collations((*sort).collations, (*sort).numCols, findings);
-        operators(
+        operators::check_columns(
             (*sort).sortOperators,
             (*sort).sortColIdx,
             (*sort).numCols,
@@ -429,14 +432,14 @@ unsafe fn window(
         collations(window.partCollations, window.partNumCols, findings);
         collations(window.ordCollations, window.ordNumCols, findings);
         collations(&raw const window.inRangeColl, 1, findings);
-        operators(
+        operators::check_columns(
             window.partOperators,
             window.partColIdx,
             window.partNumCols,
             input,
             findings,
         )?;
-        operators(
+        operators::check_columns(
             window.ordOperators,
             window.ordColIdx,
             window.ordNumCols,
@@ -550,7 +553,7 @@ unsafe fn expression_node(
                 let clause = node.cast::<pg_sys::SortGroupClause>();
                 for operator in [(*clause).eqop, (*clause).sortop] {
                     if operator != pg_sys::InvalidOid {
-                        function(pg_sys::get_opcode(operator), findings)?;
+                        operators::check(operator, findings)?;
                     }
                 }
             }
@@ -607,6 +610,7 @@ unsafe fn expression_node(
             }
             NodeTag::T_RowCompareExpr => {
                 let compare = node.cast::<pg_sys::RowCompareExpr>();
+                operators::check_row_compare(compare, findings)?;
                 let list = (*compare).inputcollids;
                 for index in 0..if list.is_null() {
                     0
@@ -656,31 +660,6 @@ pub unsafe fn function(oid: pg_sys::Oid, findings: &mut Findings) -> Result<(), 
             return Err(Refused::new(Reason::Function, name));
         }
         findings.time_zone |= built_in && functions::reads_time_zone(&name);
-    }
-    Ok(())
-}
-
-/// The operators by which a plan node sorts or groups, with the types that they compare.
-///
-/// # Safety
-/// `operators` and `columns` are null or have `count` elements; `tlist` is the input's target list.
-unsafe fn operators(
-    operators: *const pg_sys::Oid,
-    columns: *const i16,
-    count: i32,
-    tlist: *mut pg_sys::List,
-    findings: &mut Findings,
-) -> Result<(), Refused> {
-    for index in 0..count.max(0) as usize {
-        // SAFETY: as the caller says.
-        unsafe {
-            function(pg_sys::get_opcode(*operators.add(index)), findings)?;
-            let column = *columns.add(index) as usize;
-            match items::<pg_sys::TargetEntry>(tlist).nth(column.wrapping_sub(1)) {
-                Some(entry) => types::check(pg_sys::exprType((*entry).expr.cast()), findings)?,
-                None => return Err(Refused::new(Reason::PlanNode, "sort column")),
-            }
-        }
     }
     Ok(())
 }
@@ -761,6 +740,16 @@ unsafe fn functions_of(node: *mut pg_sys::Node, findings: &mut Findings) -> Resu
             self::function(function, findings)?;
         }
         argument_types(node, findings)?;
+        // It may be what is joined or looked for by hash.
+        match (*node).type_ {
+            pg_sys::NodeTag::T_OpExpr => {
+                operators::check((*node.cast::<pg_sys::OpExpr>()).opno, findings)?;
+            }
+            pg_sys::NodeTag::T_ScalarArrayOpExpr => {
+                operators::check((*node.cast::<pg_sys::ScalarArrayOpExpr>()).opno, findings)?;
+            }
+            _ => {}
+        }
     }
     Ok(Walk::Down)
 }

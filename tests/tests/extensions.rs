@@ -665,10 +665,25 @@ fn classes(language: &str) -> String {
 
 /// Sorted, grouped, joined by the type's default classes, and an inner side read by indexes of other
 /// classes: with the reason where they are refused.
-const BY_CLASSES: [(&str, &str, &str); 6] = [
+const BY_CLASSES: [(&str, &str, &str); 9] = [
+    (
+        "SELECT i FROM many ORDER BY i USING ~< LIMIT 10",
+        "",
+        "integer_cmp",
+    ),
+    (
+        "SELECT count(*), sum(f.i) FROM many m JOIN few f ON m.i ~= f.i",
+        "SET enable_nestloop = off; SET enable_mergejoin = off",
+        "integer_hash",
+    ),
+    (
+        "SELECT count(*), sum(f.i) FROM many m JOIN few f ON m.i ~= f.i",
+        "RESET enable_mergejoin; SET enable_hashjoin = off",
+        "integer_",
+    ),
     (
         "SELECT i, o FROM many ORDER BY o, i LIMIT 100",
-        "",
+        "RESET enable_hashjoin; RESET enable_nestloop",
         "odd_cmp",
     ),
     ("SELECT o, count(*) FROM many GROUP BY o", "", "odd_cmp"),

@@ -1,0 +1,166 @@
+//! What sorting, hashing and merging by an operator calls: its own function, and support functions of the
+//! operator families in which the executor finds it.
+
+use super::extensions;
+use super::private::Refused;
+use super::shippable::{FIRST_NORMAL_OBJECT_ID, Findings, function, function_name};
+use super::types;
+use crate::pg::plan::items;
+use parallel_replicas_core::reason::Reason;
+use pgrx::pg_sys;
+
+/// Support functions of btree that comparisons call: BTORDER_PROC and BTSORTSUPPORT_PROC of nbtree.h.
+const ORDER: [i16; 2] = [1, 2];
+
+/// The operators by which a plan node sorts or groups, with the types that they compare.
+///
+/// # Safety
+/// `operators` and `columns` are null or have `count` elements; `tlist` is the input's target list.
+pub unsafe fn check_columns(
+    operators: *const pg_sys::Oid,
+    columns: *const i16,
+    count: i32,
+    tlist: *mut pg_sys::List,
+    findings: &mut Findings,
+) -> Result<(), Refused> {
+    for index in 0..count.max(0) as usize {
+        // SAFETY: as the caller says.
+        unsafe {
+            let column = *columns.add(index) as usize;
+            match items::<pg_sys::TargetEntry>(tlist).nth(column.wrapping_sub(1)) {
+                Some(entry) => types::check(pg_sys::exprType((*entry).expr.cast()), findings)?,
+                None => return Err(Refused::new(Reason::PlanNode, "sort column")),
+            }
+            check(*operators.add(index), findings)?;
+        }
+    }
+    Ok(())
+}
+
+/// An operator, whatever it is used for.
+///
+/// # Safety
+/// In a transaction.
+pub unsafe fn check(operator: pg_sys::Oid, findings: &mut Findings) -> Result<(), Refused> {
+    let (mut family, mut compared) = (pg_sys::InvalidOid, pg_sys::InvalidOid);
+    let (mut left, mut right) = (pg_sys::InvalidOid, pg_sys::InvalidOid);
+    let mut strategy = 0;
+    // SAFETY: as the caller says; catalog cache lookups, the executor's own.
+    unsafe {
+        function(pg_sys::get_opcode(operator), findings)?;
+        if pg_sys::get_ordering_op_properties(operator, &mut family, &mut compared, &mut strategy) {
+            check_order(family, compared, compared, findings)?;
+        }
+        if pg_sys::get_op_hash_functions(operator, &mut left, &mut right) {
+            support(left, findings)?;
+            support(right, findings)?;
+        }
+    }
+    Ok(())
+}
+
+/// The clauses of a merge join, each with its family.
+///
+/// # Safety
+/// `join` is valid.
+pub unsafe fn check_merge(
+    join: *const pg_sys::MergeJoin,
+    findings: &mut Findings,
+) -> Result<(), Refused> {
+    // SAFETY: as the caller says; there is a family for each clause, and clauses are operators.
+    unsafe {
+        for (index, clause) in items::<pg_sys::OpExpr>((*join).mergeclauses).enumerate() {
+            check_in_family((*clause).opno, *(*join).mergeFamilies.add(index), findings)?;
+        }
+    }
+    Ok(())
+}
+
+/// The columns of a comparison of rows, each with its family.
+///
+/// # Safety
+/// `compare` is valid.
+pub unsafe fn check_row_compare(
+    compare: *const pg_sys::RowCompareExpr,
+    findings: &mut Findings,
+) -> Result<(), Refused> {
+    // SAFETY: as the caller says; lists of ids of the same length.
+    unsafe {
+        for (operator, family) in ids((*compare).opnos).zip(ids((*compare).opfamilies)) {
+            check_in_family(operator, family, findings)?;
+        }
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `list` is null or a list of ids, which is not changed while the iterator lives.
+unsafe fn ids(list: *const pg_sys::List) -> impl Iterator<Item = pg_sys::Oid> {
+    let length = match list.is_null() {
+        true => 0,
+        // SAFETY: as the caller says.
+        false => unsafe { (*list).length as usize },
+    };
+    (0..length).map(move |index| {
+        // SAFETY: within the list.
+        unsafe { (*(*list).elements.add(index)).oid_value }
+    })
+}
+
+/// # Safety
+/// The operator belongs to the family of btree.
+unsafe fn check_in_family(
+    operator: pg_sys::Oid,
+    family: pg_sys::Oid,
+    findings: &mut Findings,
+) -> Result<(), Refused> {
+    let (mut left, mut right) = (pg_sys::InvalidOid, pg_sys::InvalidOid);
+    let mut strategy = 0;
+    // SAFETY: as the caller says.
+    unsafe {
+        pg_sys::get_op_opfamily_properties(
+            operator,
+            family,
+            false,
+            &mut strategy,
+            &mut left,
+            &mut right,
+        );
+        check_order(family, left, right, findings)
+    }
+}
+
+/// # Safety
+/// In a transaction.
+unsafe fn check_order(
+    family: pg_sys::Oid,
+    left: pg_sys::Oid,
+    right: pg_sys::Oid,
+    findings: &mut Findings,
+) -> Result<(), Refused> {
+    if family.to_u32() < FIRST_NORMAL_OBJECT_ID {
+        return Ok(());
+    }
+    for number in ORDER {
+        // SAFETY: as the caller says.
+        unsafe {
+            support(
+                pg_sys::get_opfamily_proc(family, left, right, number),
+                findings,
+            )?
+        };
+    }
+    Ok(())
+}
+
+/// # Safety
+/// In a transaction.
+unsafe fn support(oid: pg_sys::Oid, findings: &mut Findings) -> Result<(), Refused> {
+    // SAFETY: as the caller says.
+    unsafe {
+        match oid == pg_sys::InvalidOid || extensions::support_function(oid, findings) {
+            true => Ok(()),
+            false => Err(Refused::new(Reason::Function, function_name(oid))),
+        }
+    }
+}
