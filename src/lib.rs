@@ -38,6 +38,7 @@ pub extern "C-unwind" fn _PG_init() {
     if !unsafe { pg_sys::process_shared_preload_libraries_in_progress } {
         return;
     }
+    pg::stack::init();
     queue::init_settings();
     settings::init();
     shm::init();

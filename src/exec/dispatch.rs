@@ -334,14 +334,14 @@ impl Dispatch {
         }
         let deadline = now_micros() + END_WAIT_MS * 1000;
         while !self.links.iter().all(Link::is_closed) {
-            if self.service() {
-                continue;
-            }
+            let progress = self.service();
             let now = now_micros();
             if now >= deadline {
                 break;
             }
-            self.wait((deadline - now) / 1000 + 1, pg_sys::PG_WAIT_EXTENSION);
+            if !progress {
+                self.wait((deadline - now) / 1000 + 1, pg_sys::PG_WAIT_EXTENSION);
+            }
         }
         for link in &mut self.links {
             link.abandon(&mut self.shared);

@@ -18,6 +18,7 @@ use parallel_replicas_core::frame::{
 use parallel_replicas_core::reason::Reason;
 use parallel_replicas_core::snapshot::WireSnapshot;
 use pgrx::{PgMemoryContexts, pg_sys};
+use std::collections::BTreeMap;
 use std::ffi::CStr;
 
 /// Settings that expressions or the executor read.
@@ -235,9 +236,11 @@ pub unsafe fn begin(
         // May load libraries, so it comes before the position is read.
         let extensions = extensions(&private.extensions)?;
         // What fills the last of these blocks is in the WAL by then, too.
-        let oids = private.relations.iter().map(|(_, oid)| *oid);
-        let relations = oids
-            .map(|oid| relation(oid, state.live.read_to_end.contains(&oid)))
+        let read_to_end = state.live.read_to_end.iter();
+        let filled: BTreeMap<u32, u32> = read_to_end.map(|oid| (*oid, filled(*oid))).collect();
+        let relations = private.relations.iter();
+        let relations = relations
+            .map(|(_, oid)| relation(*oid, filled.get(oid).copied().unwrap_or(0)))
             .collect();
         let snapshot = wire_snapshot((*estate).es_snapshot)?;
         let lsn = proc::flushed_insert_end();
@@ -326,23 +329,32 @@ unsafe fn is_locked_by_us(oid: u32, least: u32) -> bool {
     }
 }
 
-/// The relation as it is here. `read_to_end`: it matters where it ends.
+/// Blocks that every whole copy of a table has.
 ///
 /// # Safety
 /// It is locked by this transaction.
-unsafe fn relation(oid: u32, read_to_end: bool) -> Relation {
+unsafe fn filled(oid: u32) -> u32 {
     // SAFETY: as the caller says; closed again.
     unsafe {
         let opened = pg_sys::relation_open(pg_sys::Oid::from(oid), pg_sys::NoLock as i32);
-        let relation = Relation {
-            identity: relation_identity(opened),
-            filled_blocks: match read_to_end {
-                true => heap::filled_blocks(opened),
-                false => 0,
-            },
-        };
+        let blocks = heap::filled_blocks(opened);
         pg_sys::relation_close(opened, pg_sys::NoLock as i32);
-        relation
+        blocks
+    }
+}
+
+/// # Safety
+/// It is locked by this transaction.
+unsafe fn relation(oid: u32, filled_blocks: u32) -> Relation {
+    // SAFETY: as the caller says; closed again.
+    unsafe {
+        let opened = pg_sys::relation_open(pg_sys::Oid::from(oid), pg_sys::NoLock as i32);
+        let identity = relation_identity(opened);
+        pg_sys::relation_close(opened, pg_sys::NoLock as i32);
+        Relation {
+            identity,
+            filled_blocks,
+        }
     }
 }
 

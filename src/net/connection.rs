@@ -342,9 +342,10 @@ impl Connection {
         unsafe { pq_sys::PQsocket(self.raw()) }
     }
 
-    pub fn uses_tls(&self) -> bool {
+    /// What comes is decrypted in portions of its own.
+    pub fn is_encrypted(&self) -> bool {
         // SAFETY: live connection.
-        unsafe { pq_sys::PQsslInUse(self.raw()) != 0 }
+        unsafe { pq_sys::PQsslInUse(self.raw()) != 0 || pq_sys::PQgssEncInUse(self.raw()) != 0 }
     }
 
     /// Whether libpq has given the connection up.

@@ -22,7 +22,7 @@ pub unsafe fn filled_blocks(relation: pg_sys::Relation) -> u32 {
         }
         let blocks = blocks(relation);
         for filled in (blocks.saturating_sub(MAX_EMPTY_BLOCKS)..=blocks).rev() {
-            super::ffi::check_for_interrupts();
+            pgrx::check_for_interrupts!();
             if filled == 0 || holds_rows(relation, filled - 1) {
                 return filled;
             }

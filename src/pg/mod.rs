@@ -11,6 +11,7 @@ pub mod library;
 pub mod plan;
 pub mod proc;
 pub mod process_local;
+pub mod stack;
 pub mod statement;
 pub mod timezone;
 pub mod wait;

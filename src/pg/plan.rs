@@ -2,7 +2,7 @@
 
 #![allow(ffi_unwind_calls)]
 
-use super::ffi;
+use super::{ffi, stack};
 use pgrx::pg_sys;
 use std::ffi::c_void;
 
@@ -289,7 +289,8 @@ struct Visitor<'a, T> {
     visit: &'a mut dyn FnMut(*mut T) -> Walk,
 }
 
-/// Calls `visit` for `node` and everything below it until it wants to stop; true if it never did.
+/// Calls `visit` for `node` and everything below it until it wants to stop; true if it never did. Where they are
+/// nested too deeply for a walk it stops, too.
 ///
 /// # Safety
 /// `node` is null or a valid expression.
@@ -309,6 +310,9 @@ pub unsafe fn every_node(
             if node.is_null() {
                 return false;
             }
+            if stack::is_deep() {
+                return true;
+            }
             match ((*context.cast::<Visitor<'_, pg_sys::Node>>()).visit)(node) {
                 Walk::Stop => true,
                 Walk::Skip => false,
@@ -321,7 +325,7 @@ pub unsafe fn every_node(
     unsafe { !step(node, (&raw mut visitor).cast()) }
 }
 
-/// The same for the states of a plan that is being executed.
+/// The same for the states of a plan that is being executed, however deep.
 ///
 /// # Safety
 /// `state` is null or an initialised plan state.

@@ -108,17 +108,14 @@ impl WaitSet {
         self.interests.copy_from_slice(interests);
     }
 
-    /// Should an ERROR come in here, the set is freed by whoever waits next, or at the transaction's end.
+    /// Should an ERROR come in here, the set is freed by whoever waits next, or at the transaction's end. Its
+    /// memory is not the transaction's, which may be gone by then.
     fn make(&mut self, interests: &[Interest]) {
         self.interests.clear();
-        // SAFETY: the latch is this process's; the sockets are open; a transaction's memory lives longer than the
-        // set, which is freed at its end.
+        // SAFETY: the latch is this process's; the sockets are open.
         unsafe {
-            let context = match pg_sys::TopTransactionContext.is_null() {
-                true => pg_sys::TopMemoryContext,
-                false => pg_sys::TopTransactionContext,
-            };
-            self.set = pg_sys::CreateWaitEventSet(context, (FIRST_SOCKET + interests.len()) as i32);
+            let most = (FIRST_SOCKET + interests.len()) as i32;
+            self.set = pg_sys::CreateWaitEventSet(pg_sys::TopMemoryContext, most);
             let add = |events, socket, latch| {
                 pg_sys::AddWaitEventToSet(self.set, events, socket, latch, std::ptr::null_mut());
             };

@@ -8,7 +8,7 @@
 
 use super::{shippable, state};
 use crate::pg::plan::items;
-use crate::pg::{proc, statement};
+use crate::pg::{proc, stack, statement};
 use pgrx::pg_sys;
 use std::ffi::{c_int, c_void};
 
@@ -160,7 +160,7 @@ unsafe fn is_value(node: *mut pg_sys::Node) -> bool {
 unsafe fn reads_large_table(parse: *mut pg_sys::Query, least_pages: u32) -> bool {
     #[pgrx::pg_guard]
     unsafe extern "C-unwind" fn walker(node: *mut pg_sys::Node, context: *mut c_void) -> bool {
-        if node.is_null() {
+        if node.is_null() || stack::is_deep() {
             return false;
         }
         // SAFETY: the walker only visits valid nodes; `context` is the number below.

@@ -526,8 +526,12 @@ pub unsafe fn expression(root: *mut pg_sys::Node, findings: &mut Findings) -> Re
         }
     };
     // SAFETY: as the caller says.
-    unsafe { every_node(root, &mut visit) };
-    refused.map_or(Ok(()), Err)
+    let walked = unsafe { every_node(root, &mut visit) };
+    match (refused, walked) {
+        (Some(why), _) => Err(why),
+        (None, true) => Ok(()),
+        (None, false) => Err(Refused::new(Reason::Expression, "nested too deeply")),
+    }
 }
 
 /// # Safety

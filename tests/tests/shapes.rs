@@ -345,6 +345,25 @@ fn scans_with_subplans_are_kept_out() {
     damage_check(&cluster);
 }
 
+/// To look at a deep expression takes more stack than to execute it, so a very deep one is not shipped.
+#[test]
+fn an_expression_that_postgresql_can_execute_is_not_too_deep() {
+    let (cluster, mut client) = cluster();
+    for terms in (100..=3900).step_by(200) {
+        // With and without what is computed before it is shipped.
+        for first in ["0", "extract(year FROM now())::int * 0"] {
+            let sum = format!("{first}{}", " + id".repeat(terms));
+            let query = format!("SELECT sum(length(({sum})::text)) FROM shop");
+            let before = used(&mut client);
+            Differential::new(&mut client)
+                .between(OFF, FORCED)
+                .check(&query);
+            assert!(used(&mut client) > before || terms > 100, "not shipped");
+        }
+    }
+    damage_check(&cluster);
+}
+
 /// This server chooses the partitions, and replicas read those.
 /// Operators of functions that are built in, in classes whose support functions are not.
 const CLASSES: &str = "

@@ -224,6 +224,7 @@ fn the_library_needs_only_old_libpq_functions() {
         "PQsetNoticeReceiver",
         "PQsetnonblocking",
         "PQsocket",
+        "PQgssEncInUse",
         "PQsslInUse",
         "PQstatus",
         "PQtransactionStatus",

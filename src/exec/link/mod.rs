@@ -49,6 +49,8 @@ pub struct Link {
     pub met_error_of_query: bool,
     /// It refused because it had not replayed far enough.
     pub was_behind: bool,
+    /// The last turn ended before everything was taken that had come.
+    may_go_on: bool,
     /// The replica met an error that was its own, before it had work or after, or has found damage.
     pub met_error_of_server: bool,
     /// It has the fragment for itself, and gets no tasks.
@@ -108,6 +110,7 @@ impl Link {
             connect_failed: false,
             met_error_of_query: false,
             was_behind: false,
+            may_go_on: false,
             met_error_of_server: false,
             is_whole: false,
             tasks: GivenTasks::default(),
@@ -232,7 +235,7 @@ impl Link {
             Ok(()) if self.is_closed() => self.release(true, shared),
             Ok(()) => {}
         }
-        before != self.progress()
+        before != self.progress() || self.may_go_on
     }
 
     fn progress(&self) -> (Phase, u64, u32, usize) {
@@ -316,8 +319,12 @@ impl Link {
             self.heard(shared);
         }
         connection.consume_input()?;
-        // TLS keeps what found no room in libpq's buffer, and then there may be nothing on the socket to wait for.
-        let mut may_hold_back = connection.uses_tls();
+        // Encryption keeps what found no room in libpq's buffer, and then there may be nothing on the socket to
+        // wait for.
+        let encrypted = connection.is_encrypted();
+        let mut may_hold_back = encrypted;
+        let mut bytes = 0;
+        self.may_go_on = false;
         loop {
             match self.machine.phase() {
                 Phase::Calling | Phase::Leaving => match connection.next_result() {
@@ -364,7 +371,9 @@ impl Link {
                         }
                         CopyRead::Nothing => return Ok(()),
                         CopyRead::Message(message) => {
-                            may_hold_back = connection.uses_tls();
+                            bytes += message.len();
+                            may_hold_back = encrypted && bytes < TURN_BYTES_MAX;
+                            self.may_go_on = encrypted && !may_hold_back;
                             self.heard(shared);
                             self.message(message, connection, shared)?;
                         }
@@ -631,6 +640,10 @@ impl Link {
 
 /// Bytes of rows that wait for the consumer, per link, before reading stops.
 const READY_BYTES_MAX: usize = 1 << 20;
+
+/// Bytes of an encrypted connection after which a turn ends, although there may be more to take without
+/// waiting: others have their turn, and interrupts are served.
+const TURN_BYTES_MAX: usize = 1 << 20;
 
 /// A pause between two turns that is longer than this was this side's doing.
 const BUSY_US: u64 = 20_000;
