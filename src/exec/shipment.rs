@@ -7,7 +7,7 @@
 
 use super::fold;
 use super::state::{OwnWrites, State};
-use crate::pg::{collation, ffi, guc, heap, library, plan, proc, timezone};
+use crate::pg::{collation, ffi, guc, heap, library, plan, proc, stack, timezone};
 use crate::plan::extensions;
 use crate::plan::private::{ParallelReplicasPrivate, Refused};
 use crate::settings;
@@ -84,6 +84,10 @@ pub unsafe fn check(
         }
         if pg_sys::RecoveryInProgress() {
             return refuse(Reason::InRecovery);
+        }
+        // What was not too deep when it was planned may be by now, in a function that calls itself.
+        if stack::is_deep() {
+            return Err(Refused::new(Reason::Expression, "too little stack left"));
         }
         if proc::own_xid().is_some() && own_writes == OwnWrites::Any {
             return refuse(Reason::OwnXid);

@@ -198,59 +198,35 @@ unsafe fn aggregate_parts(oid: pg_sys::Oid) -> Vec<pg_sys::Oid> {
     }
 }
 
-/// May values of this base type of an extension be compared and converted? By whatever functions
-/// PostgreSQL does that.
+/// May values of this base type of an extension be converted? By whatever functions PostgreSQL does that.
 ///
 /// # Safety
 /// In a transaction.
 pub unsafe fn base_type(oid: pg_sys::Oid, findings: &mut Findings) -> Option<Result<(), Refused>> {
-    let wanted = pg_sys::TYPECACHE_EQ_OPR
-        | pg_sys::TYPECACHE_CMP_PROC
-        | pg_sys::TYPECACHE_HASH_PROC
-        | pg_sys::TYPECACHE_HASH_EXTENDED_PROC;
-    // SAFETY: as the caller says; the entry is read before anything else is looked up.
+    // SAFETY: as the caller says.
     let functions = unsafe {
         findings.extensions.of(pg_sys::TypeRelationId, oid)?;
-        let entry = &*pg_sys::lookup_type_cache(oid, wanted as i32);
-        let equal = entry.eq_opr;
-        let [compare, hash, hash_extended] =
-            [entry.cmp_proc, entry.hash_proc, entry.hash_extended_proc];
-        let equal = match equal {
-            pg_sys::InvalidOid => pg_sys::InvalidOid,
-            operator => pg_sys::get_opcode(operator),
-        };
         let (mut input, mut output) = (pg_sys::InvalidOid, pg_sys::InvalidOid);
         let (mut parameter, mut is_varlena) = (pg_sys::InvalidOid, false);
         pg_sys::getTypeInputInfo(oid, &mut input, &mut parameter);
         pg_sys::getTypeOutputInfo(oid, &mut output, &mut is_varlena);
-        [compare, hash, hash_extended, equal, input, output]
+        [input, output]
     };
     let result = functions
         .into_iter()
-        .filter(|function| *function != pg_sys::InvalidOid)
         // SAFETY: as above.
         .try_for_each(|function| unsafe { shippable::function(function, findings) });
     Some(result)
 }
 
-/// May an index be read by this operator family, with these support functions?
+/// May an operator family be used, as far as it is for itself to say?
 ///
 /// # Safety
 /// In a transaction.
-pub unsafe fn operator_family(
-    family: pg_sys::Oid,
-    support: &[pg_sys::Oid],
-    findings: &mut Findings,
-) -> bool {
+pub unsafe fn operator_family(family: pg_sys::Oid, findings: &mut Findings) -> bool {
+    let class = pg_sys::OperatorFamilyRelationId;
     // SAFETY: as the caller says.
-    unsafe {
-        let class = pg_sys::OperatorFamilyRelationId;
-        findings.extensions.of(class, family).is_some()
-            && support
-                .iter()
-                .filter(|function| **function != pg_sys::InvalidOid)
-                .all(|function| support_function(*function, findings))
-    }
+    unsafe { findings.extensions.of(class, family) }.is_some()
 }
 
 /// May this function of an operator family be called? Whoever calls it takes it for constant, whatever it is

@@ -12,6 +12,9 @@ use pgrx::pg_sys;
 /// Support functions of btree that comparisons call: BTORDER_PROC and BTSORTSUPPORT_PROC of nbtree.h.
 const ORDER: [i16; 2] = [1, 2];
 
+/// BTEqualStrategyNumber of stratnum.h.
+const EQUAL: i16 = 3;
+
 /// The operators by which a plan node sorts or groups, with the types that they compare.
 ///
 /// # Safety
@@ -50,6 +53,11 @@ pub unsafe fn check(operator: pg_sys::Oid, findings: &mut Findings) -> Result<()
         function(pg_sys::get_opcode(operator), findings)?;
         if pg_sys::get_ordering_op_properties(operator, &mut family, &mut compared, &mut strategy) {
             check_order(family, compared, compared, findings)?;
+            // An incremental sort asks whether its first columns are still the same.
+            let equal = pg_sys::get_opfamily_member(family, compared, compared, EQUAL);
+            if equal != pg_sys::InvalidOid {
+                function(pg_sys::get_opcode(equal), findings)?;
+            }
         }
         if pg_sys::get_op_hash_functions(operator, &mut left, &mut right) {
             support(left, findings)?;
@@ -138,9 +146,6 @@ unsafe fn check_order(
     right: pg_sys::Oid,
     findings: &mut Findings,
 ) -> Result<(), Refused> {
-    if family.to_u32() < FIRST_NORMAL_OBJECT_ID {
-        return Ok(());
-    }
     for number in ORDER {
         // SAFETY: as the caller says.
         unsafe {
@@ -153,14 +158,63 @@ unsafe fn check_order(
     Ok(())
 }
 
+/// Those of PostgreSQL itself are what they are in whatever class, as those of its own classes are; a class of
+/// its own may have others in it.
+///
 /// # Safety
 /// In a transaction.
 unsafe fn support(oid: pg_sys::Oid, findings: &mut Findings) -> Result<(), Refused> {
     // SAFETY: as the caller says.
     unsafe {
-        match oid == pg_sys::InvalidOid || extensions::support_function(oid, findings) {
+        match oid.to_u32() < FIRST_NORMAL_OBJECT_ID || extensions::support_function(oid, findings) {
             true => Ok(()),
             false => Err(Refused::new(Reason::Function, function_name(oid))),
         }
     }
+}
+
+/// What `= ANY` and `<> ALL` call if they look their values up in a hash table.
+///
+/// # Safety
+/// `node` is valid.
+pub unsafe fn check_hashed_array(
+    node: *const pg_sys::ScalarArrayOpExpr,
+    findings: &mut Findings,
+) -> Result<(), Refused> {
+    // SAFETY: as the caller says.
+    unsafe {
+        support((*node).hashfuncid, findings)?;
+        match (*node).negfuncid {
+            pg_sys::InvalidOid => Ok(()),
+            equal => function(equal, findings),
+        }
+    }
+}
+
+/// The default classes of a type, by which arrays, rows and ranges of it are compared, and GREATEST and
+/// others compare. A type of PostgreSQL's own may have got one.
+///
+/// # Safety
+/// In a transaction.
+pub unsafe fn check_default(oid: pg_sys::Oid, findings: &mut Findings) -> Result<(), Refused> {
+    let wanted = pg_sys::TYPECACHE_EQ_OPR
+        | pg_sys::TYPECACHE_CMP_PROC
+        | pg_sys::TYPECACHE_HASH_PROC
+        | pg_sys::TYPECACHE_HASH_EXTENDED_PROC;
+    // SAFETY: as the caller says; the entry is read before anything else is looked up.
+    unsafe {
+        let entry = &*pg_sys::lookup_type_cache(oid, wanted as i32);
+        let equal = entry.eq_opr;
+        let called = [entry.cmp_proc, entry.hash_proc, entry.hash_extended_proc];
+        let equal = match equal {
+            pg_sys::InvalidOid => pg_sys::InvalidOid,
+            operator => pg_sys::get_opcode(operator),
+        };
+        for oid in called.into_iter().chain([equal]) {
+            if oid.to_u32() >= FIRST_NORMAL_OBJECT_ID {
+                function(oid, findings)?;
+            }
+        }
+    }
+    Ok(())
 }

@@ -108,7 +108,12 @@ pub unsafe fn check_index(oid: pg_sys::Oid, findings: &mut Findings) -> Result<(
                 let family = *(*relation).rd_opfamily.add(column);
                 let first = (*relation).rd_support.add(column * functions);
                 let support = std::slice::from_raw_parts(first, functions);
-                own(family) || extensions::operator_family(family, support, findings)
+                (own(family) || extensions::operator_family(family, findings))
+                    && support.iter().all(|function| {
+                        own(*function) && own(family)
+                            || *function == pg_sys::InvalidOid
+                            || extensions::support_function(*function, findings)
+                    })
             });
         pg_sys::RelationClose(relation);
         match known {

@@ -530,7 +530,7 @@ pub unsafe fn expression(root: *mut pg_sys::Node, findings: &mut Findings) -> Re
     match (refused, walked) {
         (Some(why), _) => Err(why),
         (None, true) => Ok(()),
-        (None, false) => Err(Refused::new(Reason::Expression, "nested too deeply")),
+        (None, false) => Err(Refused::new(Reason::Expression, "too little stack left")),
     }
 }
 
@@ -750,7 +750,7 @@ unsafe fn functions_of(node: *mut pg_sys::Node, findings: &mut Findings) -> Resu
                 operators::check((*node.cast::<pg_sys::OpExpr>()).opno, findings)?;
             }
             pg_sys::NodeTag::T_ScalarArrayOpExpr => {
-                operators::check((*node.cast::<pg_sys::ScalarArrayOpExpr>()).opno, findings)?;
+                operators::check_hashed_array(node.cast(), findings)?;
             }
             _ => {}
         }

@@ -5,6 +5,7 @@
 //! types and ranges compare are not in the expression that compares them, so they are collected here.
 
 use super::extensions;
+use super::operators;
 use super::private::Refused;
 use super::shippable::{self, FIRST_NORMAL_OBJECT_ID, Findings};
 use parallel_replicas_core::reason::Reason;
@@ -63,6 +64,9 @@ unsafe fn check_nested(
                 return Err(refused(oid));
             }
             b'd' => return check_nested(pg_sys::getBaseType(oid), findings, used, depth + 1),
+            _ => operators::check_default(oid, findings)?,
+        }
+        match pg_sys::get_typtype(oid) as u8 {
             b'c' => return check_columns(oid, findings, used, depth),
             b'e' => {}
             b'r' => check_range(oid, findings, used, depth)?,

@@ -203,18 +203,20 @@ fn a_file_that_cannot_be_opened_is_read_elsewhere() {
     );
 }
 
-/// Its row takes 250 MB.
-const LARGE: &str = "SELECT sum(length(repeat(pad, 2500000))) FROM t WHERE id = 1";
+/// Its two rows take 900 MB each.
+const LARGE: &str = "SELECT sum(length(repeat(pad, 9000000))) FROM t WHERE id % 30000 = 1";
 
 #[test]
 fn a_replica_without_memory_costs_the_query_nothing() {
     let mut cluster = scene();
     let mut client = session(&cluster);
+    let plan = text_of(&mut client, &format!("EXPLAIN {LARGE}"));
+    assert!(plan.contains("Partial Aggregate"), "{plan}");
     let expected = Rows::fetch(&mut client, LARGE).unwrap();
     assert!(cluster.event(PRIMARY, "UsedCount") > 0, "no replica reads");
     cluster.stop(STANDBY, StopMode::Fast);
-    // A process has more than half of it before it does anything.
-    cluster.start_with_memory(STANDBY, 300 << 20);
+    // Enough for everything but these rows.
+    cluster.start_with_memory(STANDBY, 400 << 20);
     cluster.wait_streaming(STANDBY);
     let why = "out of memory (SQLSTATE 53200)";
     assert_gone(&cluster, &mut client, LARGE, &expected, Fate::Lost, why);
