@@ -158,8 +158,7 @@ unsafe fn check_order(
     Ok(())
 }
 
-/// Those of PostgreSQL itself are what they are in whatever class, as those of its own classes are; a class of
-/// its own may have others in it.
+/// A support function of PostgreSQL itself is the same everywhere. A family of its own may have others in it.
 ///
 /// # Safety
 /// In a transaction.
