@@ -293,11 +293,7 @@ fn get_running_fragments() -> TableIterator<
                 pg_sys::Oid::from(seen.about.origin.database),
                 pg_sys::Oid::from(seen.about.origin.user),
                 seen.about.start,
-                if seen.working {
-                    "working"
-                } else {
-                    "waiting for replay"
-                },
+                seen.phase.name(),
                 seen.done,
             )
         })

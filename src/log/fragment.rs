@@ -3,7 +3,7 @@
 
 use super::{QueryId, id_text};
 use crate::shm::logs::{Origin, Text};
-use crate::shm::running::{self, About, Kind, SlotId};
+use crate::shm::running::{self, About, Kind, Phase, SlotId};
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::CString;
@@ -36,17 +36,17 @@ impl Serving {
         announce(&text);
         Serving(())
     }
-
-    /// The server has caught up, and the fragment starts.
-    pub fn set_working(&self) {
-        SLOT.get().set_working();
-    }
 }
 
 impl Drop for Serving {
     fn drop(&mut self) {
         SLOT.take().release();
     }
+}
+
+/// The fragment has come so far.
+pub fn set_phase(phase: Phase) {
+    SLOT.get().set_phase(phase);
 }
 
 /// One more granule is read here.

@@ -13,5 +13,6 @@ pub mod proc;
 pub mod process_local;
 pub mod stack;
 pub mod statement;
+pub mod syscache;
 pub mod timezone;
 pub mod wait;

@@ -6,6 +6,7 @@ use super::private::Refused;
 use super::shippable::{FIRST_NORMAL_OBJECT_ID, Findings, function, function_name};
 use super::types;
 use crate::pg::plan::items;
+use crate::pg::syscache;
 use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
 
@@ -14,6 +15,36 @@ const ORDER: [i16; 2] = [1, 2];
 
 /// BTEqualStrategyNumber of stratnum.h.
 const EQUAL: i16 = 3;
+
+/// All that an index of the family may call: besides the support functions of its own types those for the
+/// type that it is compared with, and other operators than the condition's.
+///
+/// # Safety
+/// In a transaction.
+pub unsafe fn check_family(family: pg_sys::Oid, findings: &mut Findings) -> Result<(), Refused> {
+    // SAFETY: as the caller says; the caches' tuples are of these kinds.
+    unsafe {
+        let procedures = syscache::list(
+            pg_sys::SysCacheIdentifier::AMPROCNUM,
+            family,
+            |member: &pg_sys::FormData_pg_amproc| member.amproc,
+        );
+        for procedure in procedures {
+            support(procedure, findings)?;
+        }
+        let operators = syscache::list(
+            pg_sys::SysCacheIdentifier::AMOPSTRATEGY,
+            family,
+            |member: &pg_sys::FormData_pg_amop| member.amopopr,
+        );
+        for operator in operators {
+            if operator.to_u32() >= FIRST_NORMAL_OBJECT_ID {
+                function(pg_sys::get_opcode(operator), findings)?;
+            }
+        }
+    }
+    Ok(())
+}
 
 /// The operators by which a plan node sorts or groups, with the types that they compare.
 ///
@@ -45,6 +76,9 @@ pub unsafe fn check_columns(
 /// # Safety
 /// In a transaction.
 pub unsafe fn check(operator: pg_sys::Oid, findings: &mut Findings) -> Result<(), Refused> {
+    if !findings.operators.insert(operator.to_u32()) {
+        return Ok(());
+    }
     let (mut family, mut compared) = (pg_sys::InvalidOid, pg_sys::InvalidOid);
     let (mut left, mut right) = (pg_sys::InvalidOid, pg_sys::InvalidOid);
     let mut strategy = 0;
@@ -65,6 +99,18 @@ pub unsafe fn check(operator: pg_sys::Oid, findings: &mut Findings) -> Result<()
         }
     }
     Ok(())
+}
+
+/// A list of operators.
+///
+/// # Safety
+/// `operators` is null or a list of ids.
+pub unsafe fn check_all(
+    operators: *const pg_sys::List,
+    findings: &mut Findings,
+) -> Result<(), Refused> {
+    // SAFETY: as the caller says.
+    unsafe { ids(operators).try_for_each(|operator| check(operator, findings)) }
 }
 
 /// The clauses of a merge join, each with its family.
@@ -116,7 +162,7 @@ unsafe fn ids(list: *const pg_sys::List) -> impl Iterator<Item = pg_sys::Oid> {
 }
 
 /// # Safety
-/// The operator belongs to the family of btree.
+/// In a transaction.
 unsafe fn check_in_family(
     operator: pg_sys::Oid,
     family: pg_sys::Oid,
@@ -126,6 +172,13 @@ unsafe fn check_in_family(
     let mut strategy = 0;
     // SAFETY: as the caller says.
     unsafe {
+        // A user's family may lack it, which is an error to those who ask for its properties.
+        if !pg_sys::op_in_opfamily(operator, family) {
+            return Err(Refused::new(
+                Reason::Function,
+                function_name(pg_sys::get_opcode(operator)),
+            ));
+        }
         pg_sys::get_op_opfamily_properties(
             operator,
             family,
@@ -168,6 +221,51 @@ unsafe fn support(oid: pg_sys::Oid, findings: &mut Findings) -> Result<(), Refus
         match oid.to_u32() < FIRST_NORMAL_OBJECT_ID || extensions::support_function(oid, findings) {
             true => Ok(()),
             false => Err(Refused::new(Reason::Function, function_name(oid))),
+        }
+    }
+}
+
+/// What a subquery's hash table calls besides what [`check`] knows: the equality of its own type, if that is
+/// not the type that is looked for.
+///
+/// # Safety
+/// `node` is valid.
+pub unsafe fn check_hashed_subplan(
+    node: *const pg_sys::SubPlan,
+    findings: &mut Findings,
+) -> Result<(), Refused> {
+    // SAFETY: as the caller says; where there is a hash table, the test is an operator or an AND of them.
+    unsafe {
+        if !(*node).useHashTable {
+            return Ok(());
+        }
+        let test = (*node).testexpr;
+        if (*test).type_ == pg_sys::NodeTag::T_OpExpr {
+            return check_hashed_column(test.cast(), findings);
+        }
+        for column in items::<pg_sys::OpExpr>((*test.cast::<pg_sys::BoolExpr>()).args) {
+            check_hashed_column(column, findings)?;
+        }
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `column` is valid.
+unsafe fn check_hashed_column(
+    column: *const pg_sys::OpExpr,
+    findings: &mut Findings,
+) -> Result<(), Refused> {
+    let mut equal = pg_sys::InvalidOid;
+    // SAFETY: as the caller says.
+    unsafe {
+        let none = std::ptr::null_mut();
+        match pg_sys::get_compatible_hash_operators((*column).opno, none, &mut equal) {
+            true => function(pg_sys::get_opcode(equal), findings),
+            false => Err(Refused::new(
+                Reason::Function,
+                function_name((*column).opfuncid),
+            )),
         }
     }
 }

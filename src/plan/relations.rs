@@ -1,6 +1,7 @@
 //! Which relations, and which of their indexes, are the same on a standby.
 
 use super::extensions;
+use super::operators;
 use super::private::Refused;
 use super::shippable::{FIRST_NORMAL_OBJECT_ID, Findings};
 use parallel_replicas_core::reason::Reason;
@@ -101,21 +102,15 @@ pub unsafe fn check_index(oid: pg_sys::Oid, findings: &mut Findings) -> Result<(
             return Err(Refused::new(Reason::AccessMethod, relation_name(oid)));
         }
         let columns = (*(*relation).rd_index).indnkeyatts.max(0) as usize;
-        let own = |oid: pg_sys::Oid| oid.to_u32() < FIRST_NORMAL_OBJECT_ID;
-        let functions = usize::from((*(*relation).rd_indam).amsupport);
-        let known = own((*(*relation).rd_rel).relam)
-            && (0..columns).all(|column| {
-                let family = *(*relation).rd_opfamily.add(column);
-                let first = (*relation).rd_support.add(column * functions);
-                let support = std::slice::from_raw_parts(first, functions);
-                (own(family) || extensions::operator_family(family, findings))
-                    && support.iter().all(|function| {
-                        own(*function) && own(family)
-                            || *function == pg_sys::InvalidOid
-                            || extensions::support_function(*function, findings)
-                    })
-            });
+        let families = std::slice::from_raw_parts((*relation).rd_opfamily, columns).to_vec();
+        let method = (*(*relation).rd_rel).relam;
         pg_sys::RelationClose(relation);
+        let own = |oid: pg_sys::Oid| oid.to_u32() < FIRST_NORMAL_OBJECT_ID;
+        let known = own(method)
+            && families.into_iter().all(|family| {
+                (own(family) || extensions::operator_family(family, findings))
+                    && operators::check_family(family, findings).is_ok()
+            });
         match known {
             true => Ok(()),
             false => Err(Refused::new(Reason::AccessMethod, relation_name(oid))),

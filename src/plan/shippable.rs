@@ -15,6 +15,7 @@ use crate::pg::plan::{
     Walk, children, every_node, expressions, items, members, node_name, prune_info, prune_params,
     prunes_by_params_alone,
 };
+use crate::pg::stack;
 use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
 use std::collections::BTreeMap;
@@ -47,6 +48,8 @@ pub struct Findings {
     pub relations: BTreeMap<u32, u32>,
     /// Collations that comparisons and pattern matches use.
     pub collations: BTreeSet<u32>,
+    /// Operators that were found to be known everywhere.
+    pub operators: BTreeSet<u32>,
     /// What is used of extensions.
     pub extensions: Extensions,
     /// Some function reads the session's time zone.
@@ -171,6 +174,9 @@ unsafe fn node(
     // SAFETY: as the caller says; tags tell types.
     unsafe {
         let refuse = || Refused::new(Reason::PlanNode, node_name(plan.cast()));
+        if stack::is_deep() {
+            return Err(Refused::new(Reason::PlanNode, "too little stack left"));
+        }
         if !(*plan).initPlan.is_null() && !findings.whole {
             return Err(Refused::new(Reason::SubPlan, node_name(plan.cast())));
         }
@@ -221,6 +227,12 @@ unsafe fn node(
                 relation((*plan.cast::<pg_sys::Scan>()).scanrelid, rtable, findings)?;
                 if let Some(oid) = relations::index_of(plan) {
                     relations::check_index(oid, findings)?;
+                }
+                if tag == NodeTag::T_IndexScan {
+                    operators::check_all(
+                        (*plan.cast::<pg_sys::IndexScan>()).indexorderbyops,
+                        findings,
+                    )?;
                 }
             }
             NodeTag::T_SampleScan => return Err(Refused::new(Reason::TableSample, "")),
@@ -551,8 +563,8 @@ unsafe fn expression_node(
             NodeTag::T_SubPlan | NodeTag::T_AlternativeSubPlan if !findings.whole => {
                 return Err(Refused::new(Reason::SubPlan, ""));
             }
-            NodeTag::T_SubPlan | NodeTag::T_GroupingFunc | NodeTag::T_WindowFunc
-                if findings.whole => {}
+            NodeTag::T_SubPlan => operators::check_hashed_subplan(node.cast(), findings)?,
+            NodeTag::T_GroupingFunc | NodeTag::T_WindowFunc if findings.whole => {}
             NodeTag::T_SortGroupClause => {
                 let clause = node.cast::<pg_sys::SortGroupClause>();
                 for operator in [(*clause).eqop, (*clause).sortop] {

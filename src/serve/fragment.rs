@@ -10,11 +10,13 @@ use super::{copy_both, guards, pins, spent};
 use crate::exec::granule_scan::{self, Boundary, GranuleScanState, LinkTask};
 use crate::exec::pruning;
 use crate::exec::shipment::SHIPPED_SETTINGS;
+use crate::log;
 use crate::pg::wait::now_micros;
 use crate::pg::{executor, ffi, guc, plan, proc};
 use crate::plan::extensions::Extensions;
 use crate::plan::shippable::{self, Side};
 use crate::shm::events::{self, Event};
+use crate::shm::running::Phase;
 use parallel_replicas_core::frame::{
     self, Announcement, Begin, FragmentReport, ROWS_TARGET_BYTES, Refusal, TaskReport,
     ToCoordinator, ToReplica,
@@ -218,6 +220,7 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
         copy_both::send(&ToCoordinator::Announcement(Announcement {
             replay_wait_us,
         }));
+        log::fragment::set_phase(Phase::Working);
         test_point!("serve-announced");
         let begun_at = SESSION.with_borrow(|session| session.begun_at);
         events::add(

@@ -21,6 +21,7 @@ use crate::pg::guc;
 use crate::pg::wait::now_micros;
 use crate::plan::state;
 use crate::shm::events::{self, Event};
+use crate::shm::running::Phase;
 use crate::{error, secret, shm};
 use parallel_replicas_core::frame::{Begin, Hello, Refusal, ToCoordinator};
 use pgrx::{PgSqlErrorCode, pg_sys};
@@ -128,17 +129,17 @@ fn exchange(secret: Option<Vec<u8>>, challenge: &[u8]) -> Result<(), Refusal> {
     let begin = guards::authenticated_begin(&secret, &nonce)?;
     drop(secret);
     // From here on whoever looks at this server sees which query it works for.
-    let shown = log::fragment::Serving::begin(begin.query_id, begin.user);
+    let _shown = log::fragment::Serving::begin(begin.query_id, begin.user);
     let nest = guc::nest();
     if let Some(name) = log::fragment::application_name(&begin.query_id) {
         nest.set(c"application_name", &name);
     }
-    let result = serve_begun(&begin, &shown);
+    let result = serve_begun(&begin);
     nest.end();
     result
 }
 
-fn serve_begun(begin: &Begin, shown: &log::fragment::Serving) -> Result<(), Refusal> {
+fn serve_begun(begin: &Begin) -> Result<(), Refusal> {
     let arrived = now_micros();
     test_point!("serve-begun");
     guards::server(begin)?;
@@ -147,7 +148,7 @@ fn serve_begun(begin: &Begin, shown: &log::fragment::Serving) -> Result<(), Refu
     guards::snapshot(begin)?;
     guards::settings_and_libraries(begin)?;
     let _serving = Serving::begin();
-    shown.set_working();
+    log::fragment::set_phase(Phase::Starting);
     test_point!("serve-admitted");
     fragment::execute(begin, arrived, waited)
 }

@@ -23,6 +23,34 @@ pub enum Kind {
     Fragment = 2,
 }
 
+/// How far a fragment has come.
+#[derive(Clone, Copy)]
+#[repr(u32)]
+pub enum Phase {
+    WaitingForReplay,
+    /// Its snapshot is taken over, its plan read and checked.
+    Starting,
+    /// It has announced itself, and works or waits for a task.
+    Working,
+}
+
+impl Phase {
+    fn from_stored(stored: u32) -> Self {
+        [Phase::WaitingForReplay, Phase::Starting]
+            .into_iter()
+            .find(|phase| *phase as u32 == stored)
+            .unwrap_or(Phase::Working)
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::WaitingForReplay => "waiting for replay",
+            Phase::Starting => "starting",
+            Phase::Working => "working",
+        }
+    }
+}
+
 /// What does not change while a slot is used.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -36,8 +64,8 @@ pub struct About {
 #[repr(C)]
 struct Slot {
     kind: AtomicU32,
-    /// Of a fragment: it has caught up and works.
-    working: AtomicU32,
+    /// Of a fragment.
+    phase: AtomicU32,
     /// Granules to be read. Signed, because parts of the sums may come in any order.
     selected: AtomicI64,
     done: AtomicI64,
@@ -128,10 +156,10 @@ impl SlotId {
         }
     }
 
-    /// The fragment has caught up, and works from now on.
-    pub fn set_working(self) {
+    /// The fragment has come so far.
+    pub fn set_phase(self, phase: Phase) {
         if let Some(slot) = self.slot() {
-            slot.working.store(1, Ordering::Relaxed);
+            slot.phase.store(phase as u32, Ordering::Relaxed);
         }
     }
 
@@ -165,7 +193,8 @@ pub fn take(kind: Kind, about: &About) -> SlotId {
         *slot.about.get() = *about;
         slot.selected.store(0, Ordering::Relaxed);
         slot.done.store(0, Ordering::Relaxed);
-        slot.working.store(0, Ordering::Relaxed);
+        slot.phase
+            .store(Phase::WaitingForReplay as u32, Ordering::Relaxed);
         slot.waits_since.store(0, Ordering::Relaxed);
         slot.kind.store(kind as u32, Ordering::Release);
         pg_sys::LWLockRelease(lock);
@@ -211,7 +240,7 @@ unsafe extern "C-unwind" fn at_exit(_code: std::ffi::c_int, _argument: pg_sys::D
 /// A slot as others see it.
 pub struct Seen {
     pub about: About,
-    pub working: bool,
+    pub phase: Phase,
     pub selected: i64,
     pub done: i64,
 }
@@ -233,7 +262,7 @@ pub fn all(kind: Kind) -> Vec<Seen> {
             if slot.kind.load(Ordering::Acquire) == kind as u32 {
                 seen.push(Seen {
                     about: *slot.about.get(),
-                    working: slot.working.load(Ordering::Relaxed) != 0,
+                    phase: Phase::from_stored(slot.phase.load(Ordering::Relaxed)),
                     selected: slot.selected.load(Ordering::Relaxed),
                     done: slot.done.load(Ordering::Relaxed),
                 });

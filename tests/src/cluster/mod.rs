@@ -414,7 +414,7 @@ impl Cluster {
         );
     }
 
-    /// Waits for a link's process that executes a fragment on this standby.
+    /// Waits for a link's process that has announced itself on this standby, and executes its fragment.
     #[track_caller]
     pub fn serving(&self, node: usize) -> i32 {
         let mut observer = self.connect(node);
@@ -422,9 +422,8 @@ impl Cluster {
         wait_until(SOON, "a replica executes a fragment", || {
             process = text(
                 &mut observer,
-                "SELECT coalesce(min(pid), 0)::text FROM pg_stat_activity
-                 WHERE query LIKE 'fragment of query %' AND state = 'active'
-                   AND backend_xmin IS NOT NULL",
+                "SELECT coalesce(min(pid), 0)::text FROM parallel_replicas.running_fragments
+                 WHERE phase = 'working'",
             );
             process != "0"
         });
