@@ -67,6 +67,16 @@ pub fn value(name: &CStr) -> Option<String> {
     }
 }
 
+/// Does the setting exist, and may everybody read it?
+pub fn is_public(name: &CStr) -> bool {
+    // SAFETY: valid C strings. A setting that does not exist has no flags.
+    unsafe {
+        let flags = pg_sys::GetConfigOptionFlags(name.as_ptr(), true);
+        !pg_sys::GetConfigOption(name.as_ptr(), true, false).is_null()
+            && flags as u32 & pg_sys::GUC_SUPERUSER_ONLY == 0
+    }
+}
+
 /// Settings whose name contains `part` and that somebody has set, as `name=value`, by name.
 pub fn changed(part: &str) -> Vec<String> {
     // SAFETY: the table lives as long as the process and grows only; names are static text, and a

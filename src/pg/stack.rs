@@ -23,6 +23,6 @@ fn here() -> usize {
 /// Is a third of what `max_stack_depth` allows in use? The rest is for who works on the same expression later.
 pub fn is_deep() -> bool {
     // SAFETY: plain setting, in kilobytes.
-    let most = unsafe { pg_sys::max_stack_depth }.max(0) as usize * 1024;
+    let most = unsafe { pg_sys::max_stack_depth } as usize * 1024;
     BASE.load(Ordering::Relaxed).abs_diff(here()) > most / 3
 }

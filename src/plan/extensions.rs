@@ -5,8 +5,9 @@
 //! call for one of its types, are noted, and the replica executes the fragment only if their libraries
 //! are the coordinator's (`pg::library`).
 
+use super::calls;
 use super::private::Refused;
-use super::shippable::{self, FIRST_NORMAL_OBJECT_ID, Findings};
+use super::shippable::{FIRST_NORMAL_OBJECT_ID, Findings};
 use crate::settings;
 use pgrx::pg_sys;
 use std::collections::{BTreeMap, BTreeSet};
@@ -122,7 +123,7 @@ unsafe fn is_plain(oid: pg_sys::Oid, declared: bool, findings: &mut Findings) ->
             _ if !facts.plain || declared && !facts.constant => false,
             (b'a', _) => aggregate_parts(oid)
                 .into_iter()
-                .all(|part| shippable::function(part, findings).is_ok()),
+                .all(|part| calls::function(part, findings).is_ok()),
             (b'f', INTERNAL) => true,
             (b'f', C) => {
                 let used = findings.extensions.used.entry(extension).or_default();
@@ -215,7 +216,7 @@ pub unsafe fn base_type(oid: pg_sys::Oid, findings: &mut Findings) -> Option<Res
     let result = functions
         .into_iter()
         // SAFETY: as above.
-        .try_for_each(|function| unsafe { shippable::function(function, findings) });
+        .try_for_each(|function| unsafe { calls::function(function, findings) });
     Some(result)
 }
 
@@ -238,7 +239,7 @@ pub unsafe fn support_function(oid: pg_sys::Oid, findings: &mut Findings) -> boo
     // SAFETY: as the caller says.
     unsafe {
         match oid.to_u32() < FIRST_NORMAL_OBJECT_ID {
-            true => shippable::function(oid, findings).is_ok(),
+            true => calls::function(oid, findings).is_ok(),
             false => is_plain(oid, false, findings),
         }
     }

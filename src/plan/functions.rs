@@ -31,6 +31,7 @@ const STABLE_FROM_SETTINGS: &[&str] = &[
     "extract",
     "format",
     "generate_series",
+    "in_range",
     "interval_in",
     "interval_out",
     "interval_pl_timestamptz",
@@ -97,7 +98,8 @@ const STABLE_FROM_SETTINGS: &[&str] = &[
 /// that has been looked at.
 const INPUT_OF_ANY_TYPE: &[&str] = &["array_in", "multirange_in", "range_in"];
 
-/// Declared immutable, but dependent on files or libraries that may differ between servers.
+/// Declared immutable, but dependent on files or libraries that may differ between servers, or on the functions
+/// of a table's partition key.
 const SERVER_SPECIFIC: &[&str] = &[
     "json_to_tsvector",
     "jsonb_to_tsvector",
@@ -105,6 +107,7 @@ const SERVER_SPECIFIC: &[&str] = &[
     "pg_walfile_name_offset",
     "phraseto_tsquery",
     "plainto_tsquery",
+    "satisfies_hash_partition",
     "to_tsquery",
     "to_tsvector",
     "ts_headline",

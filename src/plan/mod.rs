@@ -5,6 +5,7 @@
 //! replaces each Gather or Gather Merge whose subtree is `shippable` by a ParallelReplicas node.
 //! Nothing here opens a connection.
 
+mod calls;
 mod candidate;
 pub mod explain;
 pub mod extensions;

@@ -1,10 +1,11 @@
 //! What sorting, hashing and merging by an operator calls: its own function, and support functions of the
 //! operator families in which the executor finds it.
 
+use super::calls::{function, function_name};
 use super::extensions;
 use super::private::Refused;
-use super::shippable::{FIRST_NORMAL_OBJECT_ID, Findings, function, function_name};
-use super::types;
+use super::shippable::{FIRST_NORMAL_OBJECT_ID, Findings};
+use super::types::{self, Use};
 use crate::pg::plan::items;
 use crate::pg::syscache;
 use parallel_replicas_core::reason::Reason;
@@ -17,11 +18,15 @@ const ORDER: [i16; 2] = [1, 2];
 const EQUAL: i16 = 3;
 
 /// All that an index of the family may call: besides the support functions of its own types those for the
-/// type that it is compared with, and other operators than the condition's.
+/// type that it is compared with. Indexes of two methods call other operators than the condition's, too.
 ///
 /// # Safety
 /// In a transaction.
-pub unsafe fn check_family(family: pg_sys::Oid, findings: &mut Findings) -> Result<(), Refused> {
+pub unsafe fn check_family(
+    method: pg_sys::Oid,
+    family: pg_sys::Oid,
+    findings: &mut Findings,
+) -> Result<(), Refused> {
     // SAFETY: as the caller says; the caches' tuples are of these kinds.
     unsafe {
         let procedures = syscache::list(
@@ -31,6 +36,9 @@ pub unsafe fn check_family(family: pg_sys::Oid, findings: &mut Findings) -> Resu
         );
         for procedure in procedures {
             support(procedure, findings)?;
+        }
+        if method != pg_sys::BTREE_AM_OID && method != pg_sys::BRIN_AM_OID {
+            return Ok(());
         }
         let operators = syscache::list(
             pg_sys::SysCacheIdentifier::AMOPSTRATEGY,
@@ -62,7 +70,11 @@ pub unsafe fn check_columns(
         unsafe {
             let column = *columns.add(index) as usize;
             match items::<pg_sys::TargetEntry>(tlist).nth(column.wrapping_sub(1)) {
-                Some(entry) => types::check(pg_sys::exprType((*entry).expr.cast()), findings)?,
+                Some(entry) => types::check(
+                    pg_sys::exprType((*entry).expr.cast()),
+                    Use::Compared,
+                    findings,
+                )?,
                 None => return Err(Refused::new(Reason::PlanNode, "sort column")),
             }
             check(*operators.add(index), findings)?;
@@ -211,14 +223,12 @@ unsafe fn check_order(
     Ok(())
 }
 
-/// A support function of PostgreSQL itself is the same everywhere. A family of its own may have others in it.
-///
 /// # Safety
 /// In a transaction.
 unsafe fn support(oid: pg_sys::Oid, findings: &mut Findings) -> Result<(), Refused> {
     // SAFETY: as the caller says.
     unsafe {
-        match oid.to_u32() < FIRST_NORMAL_OBJECT_ID || extensions::support_function(oid, findings) {
+        match oid == pg_sys::InvalidOid || extensions::support_function(oid, findings) {
             true => Ok(()),
             false => Err(Refused::new(Reason::Function, function_name(oid))),
         }
@@ -302,16 +312,12 @@ pub unsafe fn check_default(oid: pg_sys::Oid, findings: &mut Findings) -> Result
     unsafe {
         let entry = &*pg_sys::lookup_type_cache(oid, wanted as i32);
         let equal = entry.eq_opr;
-        let called = [entry.cmp_proc, entry.hash_proc, entry.hash_extended_proc];
-        let equal = match equal {
-            pg_sys::InvalidOid => pg_sys::InvalidOid,
-            operator => pg_sys::get_opcode(operator),
-        };
-        for oid in called.into_iter().chain([equal]) {
-            if oid.to_u32() >= FIRST_NORMAL_OBJECT_ID {
-                function(oid, findings)?;
-            }
+        for called in [entry.cmp_proc, entry.hash_proc, entry.hash_extended_proc] {
+            support(called, findings)?;
+        }
+        match equal {
+            pg_sys::InvalidOid => Ok(()),
+            operator => function(pg_sys::get_opcode(operator), findings),
         }
     }
-    Ok(())
 }

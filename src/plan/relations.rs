@@ -4,6 +4,7 @@ use super::extensions;
 use super::operators;
 use super::private::Refused;
 use super::shippable::{FIRST_NORMAL_OBJECT_ID, Findings};
+use super::types::{self, Use};
 use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
 use std::ffi::CStr;
@@ -103,14 +104,20 @@ pub unsafe fn check_index(oid: pg_sys::Oid, findings: &mut Findings) -> Result<(
         }
         let columns = (*(*relation).rd_index).indnkeyatts.max(0) as usize;
         let families = std::slice::from_raw_parts((*relation).rd_opfamily, columns).to_vec();
+        let attributes = (*(*relation).rd_att).attrs.as_slice(columns);
+        let keys: Vec<_> = attributes.iter().map(|column| column.atttypid).collect();
         let method = (*(*relation).rd_rel).relam;
         pg_sys::RelationClose(relation);
         let own = |oid: pg_sys::Oid| oid.to_u32() < FIRST_NORMAL_OBJECT_ID;
         let known = own(method)
             && families.into_iter().all(|family| {
                 (own(family) || extensions::operator_family(family, findings))
-                    && operators::check_family(family, findings).is_ok()
-            });
+                    && operators::check_family(method, family, findings).is_ok()
+            })
+            // A GIN class without a comparison of its own has its keys compared by their type's.
+            && (method != pg_sys::GIN_AM_OID
+                || (keys.into_iter())
+                    .all(|key| types::check(key, Use::Compared, findings).is_ok()));
         match known {
             true => Ok(()),
             false => Err(Refused::new(Reason::AccessMethod, relation_name(oid))),

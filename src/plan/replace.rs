@@ -9,6 +9,7 @@ use super::relations;
 use super::shippable::{self, Findings, Side};
 use super::state::{Planning, replicas_for};
 use crate::pg::plan::{cells, children, items, members};
+use crate::pg::stack;
 use crate::settings;
 use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
@@ -145,7 +146,7 @@ unsafe fn divide_other_scans(
 ) {
     // SAFETY: as the caller says; tags tell types.
     unsafe {
-        if plan.is_null() {
+        if plan.is_null() || stack::is_deep() {
             return;
         }
         if (*plan).type_ == pg_sys::NodeTag::T_SubqueryScan {
@@ -326,6 +327,9 @@ unsafe fn restore_workers(plan: *mut pg_sys::Plan, limit: i32) {
 unsafe fn granule_scan_workers(plan: *mut pg_sys::Plan) -> Option<i32> {
     // SAFETY: as the caller says.
     unsafe {
+        if stack::is_deep() {
+            return None;
+        }
         let scan = plan.cast::<pg_sys::CustomScan>();
         if (*plan).type_ == pg_sys::NodeTag::T_CustomScan && is_granule_scan(scan) {
             return from_list::<GranuleScanPrivate>((*scan).custom_private)

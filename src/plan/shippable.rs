@@ -4,13 +4,13 @@
 //! must stand the same test again. What is not named here is refused, so that a new PostgreSQL
 //! node or expression is executed locally until somebody has thought about it.
 
-use super::extensions::{self, Extensions};
+use super::calls;
+use super::extensions::Extensions;
 use super::foldable;
-use super::functions;
 use super::operators;
 use super::private::{GranuleScanPrivate, Refused, from_list, is_granule_scan};
 use super::relations;
-use super::types;
+use super::types::{self, Use, is_anonymous};
 use crate::pg::plan::{
     Walk, children, every_node, expressions, items, members, node_name, prune_info, prune_params,
     prunes_by_params_alone,
@@ -20,7 +20,6 @@ use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
-use std::ffi::c_void;
 
 /// Object ids below this belong to PostgreSQL itself (transam.h FirstNormalObjectId).
 pub const FIRST_NORMAL_OBJECT_ID: u32 = 16_384;
@@ -48,8 +47,9 @@ pub struct Findings {
     pub relations: BTreeMap<u32, u32>,
     /// Collations that comparisons and pattern matches use.
     pub collations: BTreeSet<u32>,
-    /// Operators that were found to be known everywhere.
+    /// Operators and types that were found to be known everywhere.
     pub operators: BTreeSet<u32>,
+    pub types: BTreeSet<(u32, Use)>,
     /// What is used of extensions.
     pub extensions: Extensions,
     /// Some function reads the session's time zone.
@@ -150,8 +150,7 @@ unsafe fn output(plan: *mut pg_sys::Plan) -> Result<(), Refused> {
     // SAFETY: as the caller says.
     unsafe {
         for entry in items::<pg_sys::TargetEntry>((*plan).targetlist) {
-            let kind = pg_sys::exprType((*entry).expr.cast());
-            if kind == pg_sys::RECORDOID || kind == pg_sys::RECORDARRAYOID {
+            if is_anonymous(pg_sys::exprType((*entry).expr.cast())) {
                 return Err(Refused::new(Reason::RecordOutput, ""));
             }
         }
@@ -460,7 +459,7 @@ unsafe fn window(
         )?;
         for in_range in [window.startInRangeFunc, window.endInRangeFunc] {
             if in_range != pg_sys::InvalidOid {
-                function(in_range, findings)?;
+                calls::function(in_range, findings)?;
             }
         }
     }
@@ -488,7 +487,7 @@ unsafe fn has_aggregates(plan: *mut pg_sys::Plan) -> bool {
 
 /// # Safety
 /// `array` is null or has `length` elements.
-unsafe fn collations(array: *const pg_sys::Oid, length: i32, findings: &mut Findings) {
+pub unsafe fn collations(array: *const pg_sys::Oid, length: i32, findings: &mut Findings) {
     for index in 0..length.max(0) as usize {
         // SAFETY: as the caller says.
         let collation = unsafe { *array.add(index) }.to_u32();
@@ -594,14 +593,15 @@ unsafe fn expression_node(
             NodeTag::T_SubscriptingRef => {
                 let container = (*node.cast::<pg_sys::SubscriptingRef>()).refcontainertype;
                 let handler = pg_sys::get_typsubscript(container, std::ptr::null_mut());
-                function(handler, findings)?;
+                calls::function(handler, findings)?;
             }
             NodeTag::T_MinMaxExpr => {
-                types::check((*node.cast::<pg_sys::MinMaxExpr>()).minmaxtype, findings)?;
+                let compared = (*node.cast::<pg_sys::MinMaxExpr>()).minmaxtype;
+                types::check(compared, Use::Compared, findings)?;
             }
             NodeTag::T_Var => {
                 let var = node.cast::<pg_sys::Var>();
-                if (*var).vartype == pg_sys::RECORDOID {
+                if is_anonymous((*var).vartype) {
                     return Err(Refused::new(Reason::RecordOutput, ""));
                 }
                 // Command ids are not in the WAL.
@@ -610,17 +610,17 @@ unsafe fn expression_node(
                 }
             }
             NodeTag::T_Const => {
-                if (*node.cast::<pg_sys::Const>()).consttype == pg_sys::RECORDOID {
+                if is_anonymous((*node.cast::<pg_sys::Const>()).consttype) {
                     return Err(Refused::new(Reason::RecordOutput, ""));
                 }
             }
             NodeTag::T_Param => {
-                if (*node.cast::<pg_sys::Param>()).paramtype == pg_sys::RECORDOID {
+                if is_anonymous((*node.cast::<pg_sys::Param>()).paramtype) {
                     return Err(Refused::new(Reason::RecordOutput, ""));
                 }
             }
             NodeTag::T_RowExpr => {
-                if (*node.cast::<pg_sys::RowExpr>()).row_typeid == pg_sys::RECORDOID {
+                if is_anonymous((*node.cast::<pg_sys::RowExpr>()).row_typeid) {
                     return Err(Refused::new(Reason::RecordOutput, ""));
                 }
             }
@@ -652,122 +652,8 @@ unsafe fn expression_node(
         if collation != 0 {
             findings.collations.insert(collation);
         }
-        functions_of(node, findings)
+        calls::check(node, findings)
     }
-}
-
-/// A function is known to give the same result everywhere if it is built in and depends on nothing
-/// but its arguments and the settings that are shipped, or if the administrator says so of its extension.
-///
-/// # Safety
-/// In a transaction.
-pub unsafe fn function(oid: pg_sys::Oid, findings: &mut Findings) -> Result<(), Refused> {
-    // SAFETY: catalog cache lookups.
-    unsafe {
-        let name = function_name(oid);
-        let built_in = oid.to_u32() < FIRST_NORMAL_OBJECT_ID;
-        let known = match pg_sys::func_volatile(oid) as u8 {
-            _ if !built_in => extensions::function(oid, findings),
-            b'i' => !functions::is_server_specific(&name),
-            b's' => functions::is_stable_from_settings(&name),
-            _ => false,
-        };
-        if !known {
-            return Err(Refused::new(Reason::Function, name));
-        }
-        findings.time_zone |= built_in && functions::reads_time_zone(&name);
-    }
-    Ok(())
-}
-
-/// Functions on arrays, ranges and rows call those of the element types.
-///
-/// # Safety
-/// `node` is an expression that calls functions.
-unsafe fn argument_types(node: *mut pg_sys::Node, findings: &mut Findings) -> Result<(), Refused> {
-    use pg_sys::NodeTag;
-    // SAFETY: tags tell types; the operator expressions have one layout.
-    unsafe {
-        let arguments = match (*node).type_ {
-            NodeTag::T_FuncExpr => {
-                let call = node.cast::<pg_sys::FuncExpr>();
-                let name = function_name((*call).funcid);
-                if functions::is_input_of_any_type(&name) {
-                    return Err(Refused::new(Reason::Function, name));
-                }
-                (*call).args
-            }
-            NodeTag::T_OpExpr | NodeTag::T_DistinctExpr | NodeTag::T_NullIfExpr => {
-                (*node.cast::<pg_sys::OpExpr>()).args
-            }
-            NodeTag::T_ScalarArrayOpExpr => (*node.cast::<pg_sys::ScalarArrayOpExpr>()).args,
-            NodeTag::T_CoerceViaIO => {
-                let coercion = node.cast::<pg_sys::CoerceViaIO>();
-                types::check_made((*coercion).resulttype, findings)?;
-                return types::check(pg_sys::exprType((*coercion).arg.cast()), findings);
-            }
-            NodeTag::T_RowCompareExpr => (*node.cast::<pg_sys::RowCompareExpr>()).largs,
-            NodeTag::T_Aggref => {
-                // It may sort them.
-                let arguments = (*node.cast::<pg_sys::Aggref>()).args;
-                for entry in items::<pg_sys::TargetEntry>(arguments) {
-                    let collation = pg_sys::exprCollation((*entry).expr.cast());
-                    collations(&raw const collation, 1, findings);
-                }
-                arguments
-            }
-            NodeTag::T_WindowFunc => (*node.cast::<pg_sys::WindowFunc>()).args,
-            _ => return Ok(()),
-        };
-        for mut argument in items::<pg_sys::Node>(arguments) {
-            if (*argument).type_ == NodeTag::T_TargetEntry {
-                argument = (*argument.cast::<pg_sys::TargetEntry>()).expr.cast();
-            }
-            types::check(pg_sys::exprType(argument), findings)?;
-        }
-    }
-    Ok(())
-}
-
-/// # Safety
-/// In a transaction.
-pub unsafe fn function_name(oid: pg_sys::Oid) -> String {
-    // SAFETY: get_func_name answers null or a C string.
-    unsafe { relations::name_or_oid(pg_sys::get_func_name(oid), oid) }
-}
-
-/// # Safety
-/// `node` is a valid expression node.
-unsafe fn functions_of(node: *mut pg_sys::Node, findings: &mut Findings) -> Result<Walk, Refused> {
-    let mut called = Vec::new();
-    #[pgrx::pg_guard]
-    unsafe extern "C-unwind" fn collect(function: pg_sys::Oid, context: *mut c_void) -> bool {
-        // SAFETY: `context` is the vector below.
-        unsafe { (*context.cast::<Vec<pg_sys::Oid>>()).push(function) };
-        false
-    }
-    // SAFETY: the walker only visits valid nodes; the vector outlives the call.
-    unsafe {
-        pg_sys::check_functions_in_node(node, Some(collect), (&raw mut called).cast());
-        if called.is_empty() {
-            return Ok(Walk::Down);
-        }
-        for function in called {
-            self::function(function, findings)?;
-        }
-        argument_types(node, findings)?;
-        // It may be what is joined or looked for by hash.
-        match (*node).type_ {
-            pg_sys::NodeTag::T_OpExpr => {
-                operators::check((*node.cast::<pg_sys::OpExpr>()).opno, findings)?;
-            }
-            pg_sys::NodeTag::T_ScalarArrayOpExpr => {
-                operators::check_hashed_array(node.cast(), findings)?;
-            }
-            _ => {}
-        }
-    }
-    Ok(Walk::Down)
 }
 
 /// Are a task's rows complete when the task is? True where each row of the scan is passed on, or

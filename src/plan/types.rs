@@ -4,10 +4,11 @@
 //! replicated), and arrays, domains, composite types and ranges of such. The collations by which composite
 //! types and ranges compare are not in the expression that compares them, so they are collected here.
 
+use super::calls;
 use super::extensions;
 use super::operators;
 use super::private::Refused;
-use super::shippable::{self, FIRST_NORMAL_OBJECT_ID, Findings};
+use super::shippable::{FIRST_NORMAL_OBJECT_ID, Findings};
 use parallel_replicas_core::reason::Reason;
 use pgrx::pg_sys;
 use std::ffi::CStr;
@@ -19,26 +20,30 @@ const DEPTH_MAX: u32 = 16;
 ///
 /// # Safety
 /// In a transaction.
-pub unsafe fn check(oid: pg_sys::Oid, findings: &mut Findings) -> Result<(), Refused> {
+pub unsafe fn check(oid: pg_sys::Oid, used: Use, findings: &mut Findings) -> Result<(), Refused> {
+    if findings.types.contains(&(oid.to_u32(), used)) {
+        return Ok(());
+    }
     // SAFETY: as the caller says.
-    unsafe { check_nested(oid, findings, Use::Read, 0) }
-}
-
-/// The same for a type that texts are converted to: a domain's constraints are somebody's expressions.
-///
-/// # Safety
-/// In a transaction.
-pub unsafe fn check_made(oid: pg_sys::Oid, findings: &mut Findings) -> Result<(), Refused> {
-    // SAFETY: as the caller says.
-    unsafe { check_nested(oid, findings, Use::Made, 0) }
+    unsafe { check_nested(oid, findings, used, 0)? };
+    findings.types.insert((oid.to_u32(), used));
+    Ok(())
 }
 
 /// What happens to values of a type.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Use {
-    /// They are compared, or converted to something else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Use {
+    /// They are compared, or handed to a function that knows them.
+    Compared,
+    /// They are converted to texts, also those within a value.
+    Written,
+    /// They are made of texts, and a domain's constraints are somebody's expressions.
     Read,
-    Made,
+}
+
+/// Is the type of rows without a name? Its columns are known to the process that made it.
+pub fn is_anonymous(oid: pg_sys::Oid) -> bool {
+    oid == pg_sys::RECORDOID || oid == pg_sys::RECORDARRAYOID
 }
 
 /// # Safety
@@ -51,22 +56,23 @@ unsafe fn check_nested(
 ) -> Result<(), Refused> {
     // SAFETY: catalog cache lookups; tuples and descriptors are given back.
     unsafe {
-        let element = pg_sys::get_element_type(oid);
         if depth > DEPTH_MAX {
             return Err(refused(oid));
         }
+        let kind = pg_sys::get_typtype(oid) as u8;
+        if kind == b'd' {
+            if used == Use::Read && pg_sys::DomainHasConstraints(oid) {
+                return Err(refused(oid));
+            }
+            return check_nested(pg_sys::getBaseType(oid), findings, used, depth + 1);
+        }
+        operators::check_default(oid, findings)?;
+        let element = pg_sys::get_element_type(oid);
         if element != pg_sys::InvalidOid {
             return check_nested(element, findings, used, depth + 1);
         }
         let own = oid.to_u32() < FIRST_NORMAL_OBJECT_ID;
-        match pg_sys::get_typtype(oid) as u8 {
-            b'd' if used == Use::Made && pg_sys::DomainHasConstraints(oid) => {
-                return Err(refused(oid));
-            }
-            b'd' => return check_nested(pg_sys::getBaseType(oid), findings, used, depth + 1),
-            _ => operators::check_default(oid, findings)?,
-        }
-        match pg_sys::get_typtype(oid) as u8 {
+        match kind {
             b'c' => return check_columns(oid, findings, used, depth),
             b'e' => {}
             b'r' => check_range(oid, findings, used, depth)?,
@@ -74,13 +80,35 @@ unsafe fn check_nested(
                 let range = pg_sys::get_multirange_range(oid);
                 check_nested(range, findings, used, depth + 1)?;
             }
-            _ if own => {}
+            _ if own => check_conversion(oid, findings, used)?,
             _ => extensions::base_type(oid, findings).unwrap_or_else(|| Err(refused(oid)))?,
         }
         match own {
             true => Ok(()),
             false => check_json(oid, findings),
         }
+    }
+}
+
+/// Whoever converts arrays, rows and ranges, or anything, calls the functions of the types inside.
+///
+/// # Safety
+/// `oid` is a base type or a pseudo-type.
+unsafe fn check_conversion(
+    oid: pg_sys::Oid,
+    findings: &mut Findings,
+    used: Use,
+) -> Result<(), Refused> {
+    let (mut called, mut parameter) = (pg_sys::InvalidOid, pg_sys::InvalidOid);
+    let mut is_varlena = false;
+    // SAFETY: as the caller says; all such types have both functions.
+    unsafe {
+        match used {
+            Use::Compared => return Ok(()),
+            Use::Written => pg_sys::getTypeOutputInfo(oid, &mut called, &mut is_varlena),
+            Use::Read => pg_sys::getTypeInputInfo(oid, &mut called, &mut parameter),
+        }
+        calls::function(called, findings).map_err(|_| refused(oid))
     }
 }
 
@@ -96,7 +124,7 @@ unsafe fn check_json(oid: pg_sys::Oid, findings: &mut Findings) -> Result<(), Re
         pg_sys::find_coercion_pathway(pg_sys::JSONOID, oid, explicit, &mut cast);
         match cast {
             pg_sys::InvalidOid => Ok(()),
-            cast => shippable::function(cast, findings),
+            cast => calls::function(cast, findings),
         }
     }
 }
@@ -145,7 +173,7 @@ unsafe fn check_range(
         ];
         for called in functions {
             if called != pg_sys::InvalidOid {
-                shippable::function(called, findings)?;
+                calls::function(called, findings)?;
             }
         }
         let collation = pg_sys::get_range_collation(oid).to_u32();

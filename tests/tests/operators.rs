@@ -75,7 +75,17 @@ const CLASSES: &str = "
     CREATE OPERATOR < (FUNCTION = less, LEFTARG = json, RIGHTARG = json);
     CREATE OPERATOR CLASS by_text DEFAULT FOR TYPE json USING btree AS OPERATOR 1 <,
         FUNCTION 1 compare(json, json);
-    CREATE TABLE numbers AS SELECT i, i % 100 AS v, '{}'::json AS j FROM generate_series(1, 20000) i;
+    CREATE FUNCTION compare(int[], int[]) RETURNS int LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+        BEGIN
+            IF pg_is_in_recovery() THEN
+                RAISE LOG 'compared on a replica';
+            END IF;
+            RETURN btarraycmp($1, $2);
+        END $$;
+    CREATE OPERATOR CLASS by_all DEFAULT FOR TYPE int[] USING btree AS OPERATOR 1 < (anyarray, anyarray),
+        FUNCTION 1 compare(int[], int[]);
+    CREATE TABLE numbers AS SELECT i, i % 100 AS v, '{}'::json AS j, ARRAY[i] AS a
+        FROM generate_series(1, 20000) i;
     CREATE TABLE few AS SELECT i FROM generate_series(1, 100) i;
     ANALYZE numbers; ANALYZE few";
 
@@ -99,6 +109,10 @@ fn what_is_compared_or_hashed_by_functions_of_users_stays() {
             (
                 "",
                 "SELECT max(length(greatest(j, '[]')::text)) FROM numbers",
+            ),
+            (
+                "",
+                "SELECT max(array_length(greatest(a, '{5}'), 1)) FROM numbers",
             ),
             ("SET LOCAL enable_mergejoin = off", joined),
             (
@@ -167,11 +181,28 @@ const FAMILIES: &str = "
     ALTER OPERATOR FAMILY text_ops USING btree ADD OPERATOR 3 @@= (int, bigint),
         FUNCTION 1 (int, bigint) compare(int, bigint);
 
+    CREATE FUNCTION compare(json, json) RETURNS int LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+        BEGIN
+            IF pg_is_in_recovery() THEN
+                RAISE LOG 'compared on a replica';
+            END IF;
+            RETURN bttextcmp($1::text COLLATE \"C\", $2::text COLLATE \"C\");
+        END $$;
+    CREATE FUNCTION less(json, json) RETURNS bool IMMUTABLE PARALLEL SAFE AS
+        'SELECT compare($1, $2) < 0' LANGUAGE sql;
+    CREATE OPERATOR < (FUNCTION = less, LEFTARG = json, RIGHTARG = json);
+    CREATE OPERATOR CLASS by_text DEFAULT FOR TYPE json USING btree AS OPERATOR 1 <,
+        FUNCTION 1 compare(json, json);
+
+    CREATE TABLE arrays AS SELECT i % 10 = 0 AS flag, ARRAY[i % 50, i % 7] AS a,
+            ARRAY[i % 50, i % 7]::text[]::json[] AS j FROM generate_series(1, 5000) i;
+    CREATE INDEX arrays_own ON arrays USING gin (a) WHERE flag;
+    CREATE INDEX arrays_users ON arrays USING gin (j) WHERE NOT flag;
     CREATE TABLE numbers AS SELECT i, i % 100 AS v, i::bigint AS long FROM generate_series(1, 5000) i;
     CREATE INDEX by_own ON numbers(i int4_ops);
     CREATE TABLE looked_up AS SELECT i FROM generate_series(1, 5000) i;
     CREATE INDEX by_users ON looked_up(i indexed);
-    ANALYZE numbers; ANALYZE looked_up";
+    ANALYZE numbers; ANALYZE looked_up; ANALYZE arrays";
 
 #[test]
 fn a_whole_query_that_calls_another_member_of_a_family_stays() {
@@ -195,6 +226,12 @@ fn a_whole_query_that_calls_another_member_of_a_family_stays() {
             "SELECT i FROM numbers WHERE i = 77::bigint",
             "SELECT i FROM looked_up WHERE i @@= 77::bigint",
         ),
+        // An index of GIN that has no comparison of its own, all of which is read.
+        (
+            "SET LOCAL enable_seqscan = off",
+            "SELECT count(*) FROM arrays WHERE flag",
+            "SELECT count(*) FROM arrays WHERE NOT flag",
+        ),
     ] {
         for (query, sent) in [(own, 1), (users, 0)] {
             let before = cluster.event(PRIMARY, "WholeQueryCount");
@@ -211,6 +248,37 @@ fn a_whole_query_that_calls_another_member_of_a_family_stays() {
                 "{query}"
             );
         }
+    }
+    damage_check(&cluster);
+}
+
+/// Not all operators of its class are immutable, but those need not be what the query uses.
+#[test]
+fn an_index_of_a_listed_extension_is_searched() {
+    let (cluster, mut client) = cluster(
+        "CREATE EXTENSION pg_trgm;
+         CREATE TABLE words AS SELECT i, md5(i::text) AS t FROM generate_series(1, 20000) i;
+         CREATE INDEX ON words USING gin (t gin_trgm_ops); ANALYZE words",
+    );
+    client.batch_execute(TAGGED).unwrap();
+    let query = "SELECT i, t FROM words WHERE t LIKE '%abcd%'";
+    for (extensions, sent) in [("", 0), ("pg_trgm", 1)] {
+        client
+            .batch_execute(&format!(
+                "SET parallel_replicas.shippable_extensions = '{extensions}'"
+            ))
+            .unwrap();
+        let plan = client.query(&format!("EXPLAIN {query}"), &[]).unwrap();
+        let is_search = |line: &postgres::Row| line.get::<_, &str>(0).contains("Bitmap Index Scan");
+        assert!(plan.iter().any(is_search), "the index is not used");
+        let before = cluster.event(PRIMARY, "WholeQueryCount");
+        Differential::new(&mut client)
+            .between(
+                "SET LOCAL enable_parallel_replicas = 0",
+                "SET LOCAL enable_parallel_replicas = 1",
+            )
+            .check(query);
+        assert_eq!(cluster.event(PRIMARY, "WholeQueryCount") - before, sent);
     }
     damage_check(&cluster);
 }

@@ -83,6 +83,7 @@ const WHOLE: &[&str] = &[
        FROM item WHERE id < 500 GROUP BY ROLLUP (kind)",
     "SELECT id, sum(id) OVER (PARTITION BY kind ORDER BY id RANGE BETWEEN 20 PRECEDING AND CURRENT ROW)
        FROM item WHERE id < 200",
+    "SELECT id, count(*) OVER (ORDER BY at RANGE BETWEEN '5 h' PRECEDING AND CURRENT ROW) FROM item WHERE id < 200",
     "SELECT kind, id % 3, count(*) FROM item GROUP BY GROUPING SETS ((kind), (id % 3), ())",
     "SELECT id FROM item WHERE id < 20 EXCEPT SELECT parent FROM item WHERE id < 20",
     "SELECT kind FROM item INTERSECT ALL SELECT kind FROM kind",
