@@ -11,6 +11,26 @@ source "$(dirname "$0")/common.sh"
 major="$("$PG_CONFIG" --version | sed -E 's/^PostgreSQL ([0-9]+).*/\1/')"
 suite="${SUITE_DIR:-${TMPDIR:-/tmp}/parallel_replicas-suite-$major}"
 
+# apt's settings for the machine's own package sources with the source packages of them added, which most
+# machines leave out: in a folder of their own, so that nothing of the machine's is changed.
+apt_with_sources() {
+    local sources="$1/sources" file
+    mkdir -p "$sources" "$1/lists"
+    for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.{list,sources}; do
+        [ -e "$file" ] || continue
+        sed -E 's/^Types:.*/Types: deb deb-src/; s/^deb (.*)/&\ndeb-src \1/' "$file" > "$sources/${file##*/}"
+    done
+    cat > "$1/apt.conf" << EOF
+Dir::Etc::SourceList "/dev/null";
+Dir::Etc::SourceParts "$sources";
+Dir::State::Lists "$1/lists";
+Dir::Cache::PkgCache "";
+Dir::Cache::SrcPkgCache "";
+Dir::Cache::Archives "$1";
+EOF
+    export APT_CONFIG="$1/apt.conf"
+}
+
 # Prints the versions of the source package, the installed one first, then newer before older ones:
 # a mirror does not keep every source.
 source_versions() {
@@ -20,12 +40,13 @@ source_versions() {
     } | awk '!seen[$0]++'
 }
 
-fetch() {
+fetch() (
     local download version
     download="$(mktemp -d)"
     # apt fetches as a user of its own.
     chmod 777 "$download"
-    apt-cache showsrc "postgresql-$major" > /dev/null 2>&1 || as_root apt-get update -qq
+    apt_with_sources "$download"
+    apt-get update -qq
     while read -r version; do
         if (cd "$download" && apt-get source -qq --download-only "postgresql-$major=$version"); then
             dpkg-source --extract "$download"/*.dsc "$download/source" > /dev/null
@@ -41,8 +62,8 @@ fetch() {
             return
         fi
     done < <(source_versions)
-    die "no source package of postgresql-$major to be had; is there a deb-src line for apt?"
-}
+    die "no source package of postgresql-$major to be had from the machine's package sources"
+)
 
 step "PostgreSQL's regression suite"
 [ -e "$suite/version" ] || fetch

@@ -2,7 +2,8 @@
 //!
 //! The look-ups of `pgbench -S` in one session, with the queue switched off and on in short turns, so that what
 //! other processes do meets both alike: for statements below `query_queue_min_cost`, and for such as get a free
-//! slot. The bar is a ratio of throughput of at least 0.995 for what bypasses.
+//! slot. The bar is a ratio of throughput of at least 0.995 for what bypasses. Before them, turns between which
+//! nothing changes that matters show what the measuring itself makes of equals.
 //!
 //! Then the CPU time of an admission, by turns as well. The bar is 5 us.
 
@@ -17,8 +18,21 @@ use serde_json::{Value, json};
 use crate::bench::apply;
 use crate::number;
 
-/// What the queue does with statements that cost less than so much.
-const MODES: [(&str, &str); 2] = [("bypassing", "100000"), ("admitted", "0")];
+/// What the queue does with statements that cost less than so much, and the setting that turns change, with its
+/// values.
+const MODES: [(&str, &str, Setting); 3] = [
+    (
+        "off both",
+        "100000",
+        ("query_queue_max_queued_queries", ["1024", "1025"]),
+    ),
+    ("bypassing", "100000", (QUEUE, ["off", "on"])),
+    ("admitted", "0", (QUEUE, ["off", "on"])),
+];
+
+type Setting = (&'static str, [&'static str; 2]);
+
+const QUEUE: &str = "enable_query_queue_select";
 
 /// Look-ups of a turn.
 const LOOK_UPS: usize = 500;
@@ -43,12 +57,16 @@ pub fn run() -> String {
     );
     let mut rows = Vec::new();
     for protocol in ["simple", "prepared"] {
-        for (mode, least_cost) in MODES {
-            apply(&server, &[("query_queue_min_cost", least_cost)]);
-            rows.push(compare(&server, protocol, mode, seconds));
+        for (mode, least_cost, setting) in MODES {
+            apply(
+                &server,
+                &[(QUEUE, "off"), ("query_queue_min_cost", least_cost)],
+            );
+            let turns = turns(&server, protocol, setting, seconds);
+            rows.push(compare(&turns, protocol, mode));
         }
     }
-    apply(&server, &[("enable_query_queue_select", "on")]);
+    apply(&server, &[(QUEUE, "on")]);
     let (admission, in_group) = admission_us(&server);
     println!(
         "\nadmission with a free slot: {admission:.2} us of CPU; in a group: {in_group:.2} us"
@@ -71,29 +89,32 @@ fn pgbench(server: &QueueServer, arguments: &[&str]) -> String {
 }
 
 /// Prints a line for the time of a look-up and one for the CPU time of its backend, which others touch less:
-/// medians with the queue off and on, and off / on, which is the ratio of throughput.
-fn compare(server: &QueueServer, protocol: &str, mode: &str, seconds: u64) -> Value {
-    let turns = turns(server, protocol, seconds);
-    let medians = |part: &[Turn], of: fn(&Turn) -> f64| {
-        [false, true].map(|queue| {
-            let of_kind = part.iter().filter(|turn| turn.queue == queue);
-            median(of_kind.map(of).collect()) / LOOK_UPS as f64
-        })
-    };
+/// medians with the queue off and on, and the median of off / on, which is the ratio of throughput, over turns
+/// that follow each other.
+fn compare(turns: &[Turn], protocol: &str, mode: &str) -> Value {
     let mut row = json!({ "protocol": protocol, "mode": mode, "turns": turns.len() });
     for (what, of) in [
         ("time", (|turn| turn.us) as fn(&Turn) -> f64),
         ("CPU time", |turn| turn.cpu_us),
     ] {
-        let ratio = |[off, on]: [f64; 2]| off / on;
-        let mut parts: Vec<f64> = turns
-            .chunks_exact(turns.len() / PARTS)
-            .map(|part| ratio(medians(part, of)))
+        let [off, on] = [false, true].map(|queue| {
+            let of_kind = turns.iter().filter(|turn| turn.queue == queue);
+            median(of_kind.map(of).collect()) / LOOK_UPS as f64
+        });
+        let ratios: Vec<f64> = turns[1..]
+            .chunks_exact(2)
+            .map(|pair| match pair[0].queue {
+                false => of(&pair[0]) / of(&pair[1]),
+                true => of(&pair[1]) / of(&pair[0]),
+            })
+            .collect();
+        let mut parts: Vec<f64> = ratios
+            .chunks_exact(ratios.len() / PARTS)
+            .map(|part| median(part.to_vec()))
             .collect();
         parts.sort_by(f64::total_cmp);
         let (least, most) = (parts[0], parts[parts.len() - 1]);
-        let [off, on] = medians(&turns, of);
-        let ratio = ratio([off, on]);
+        let ratio = median(ratios);
         println!(
             "{protocol:>10} {mode:>10} {what:>9} {off:>10.2} {on:>10.2} {ratio:>8.4} {:>16}",
             format!("{least:.4}..{most:.4}")
@@ -105,7 +126,8 @@ fn compare(server: &QueueServer, protocol: &str, mode: &str, seconds: u64) -> Va
     row
 }
 
-/// Look-ups with the queue off or on: how long they took, and the backend's CPU time.
+/// Look-ups with the queue off or on, which is the setting's second value: how long they took, and the backend's
+/// CPU time.
 struct Turn {
     queue: bool,
     us: f64,
@@ -113,7 +135,12 @@ struct Turn {
 }
 
 /// Two turns of one kind follow each other, so that each comes after each equally often.
-fn turns(server: &QueueServer, protocol: &str, seconds: u64) -> Vec<Turn> {
+fn turns(
+    server: &QueueServer,
+    protocol: &str,
+    (setting, values): Setting,
+    seconds: u64,
+) -> Vec<Turn> {
     let mut client = server.cluster.connect(PRIMARY);
     let backend = pid(&mut client);
     let prepared = (protocol == "prepared").then(|| {
@@ -128,11 +155,11 @@ fn turns(server: &QueueServer, protocol: &str, seconds: u64) -> Vec<Turn> {
             break;
         }
         let queue = number % 4 / 2 == 1;
-        let value = if queue { "on" } else { "off" };
-        apply(server, &[("enable_query_queue_select", value)]);
-        let shown = "SHOW parallel_replicas.enable_query_queue_select";
+        let value = values[usize::from(queue)];
+        apply(server, &[(setting, value)]);
+        let shown = format!("SHOW parallel_replicas.{setting}");
         wait_until(SOON, "the session has the setting", || {
-            text(&mut client, shown) == value
+            text(&mut client, &shown) == value
         });
         let (started, before) = (Instant::now(), cpu_us(backend));
         look_up(&mut client, prepared.as_ref(), number);
