@@ -31,6 +31,9 @@ unsafe extern "C-unwind" {
     pub fn operator_strategy(operator: pg_sys::Oid, family: pg_sys::Oid) -> c_int;
     #[link_name = "list_free"]
     pub fn free_list(list: *mut pg_sys::List);
+    // spi.c
+    #[link_name = "SPI_unregister_relation"]
+    fn unregister_relation(name: *const c_char) -> c_int;
     // evtcache.c
     #[link_name = "EventCacheLookup"]
     fn event_triggers(event: c_int) -> *mut pg_sys::List;
@@ -71,6 +74,13 @@ const AT_START_OF_DDL: c_int = 0;
 pub unsafe fn has_triggers_at_start_of_ddl() -> bool {
     // SAFETY: as the caller says.
     unsafe { !event_triggers(AT_START_OF_DDL).is_null() }
+}
+
+/// Does a function of this process execute statements?
+pub fn is_in_spi() -> bool {
+    // SAFETY: the name of a relation that nobody has registered; looks into this process's memory, and at
+    // nothing at all where no function is connected.
+    unsafe { unregister_relation(c"".as_ptr()) != pg_sys::SPI_ERROR_UNCONNECTED }
 }
 
 /// When the client's message arrived.

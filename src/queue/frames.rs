@@ -7,7 +7,7 @@
 use super::holders;
 use crate::pg::proc;
 use crate::pg::process_local::ProcessLocal;
-use crate::pg::statement::{message_start, nest_level};
+use crate::pg::statement::{self, message_start, nest_level};
 use pgrx::pg_sys;
 use std::ffi::c_void;
 
@@ -18,10 +18,11 @@ pub enum Frame {
     Executor,
     /// A utility statement whose queries are nested in it.
     Utility,
-    /// A utility statement that executes one query on the user's behalf: EXPLAIN, EXECUTE, DECLARE
-    /// CURSOR, COPY (query) TO.
+    /// A utility statement that executes one query on the user's behalf: EXPLAIN, COPY (query) TO.
     Through,
-    /// The same, and stores the result: CREATE TABLE AS.
+    /// The same, in a portal of the query's own: EXECUTE, DECLARE CURSOR.
+    ThroughPortal,
+    /// The same, and stores the result, in a portal or not: CREATE TABLE AS.
     ThroughLoad,
 }
 
@@ -119,15 +120,31 @@ pub enum Standing {
     Nested,
 }
 
+/// What functions execute is nested, also where they are in no frame, or in one that waits for a query:
+/// foreign keys checked at COMMIT, domains checked at Bind, arguments of EXECUTE, event triggers.
+///
 /// # Safety
-/// `statement` is a valid planned statement.
-pub unsafe fn standing(statement: *const pg_sys::PlannedStmt) -> Standing {
-    match (depth(), FIRST[0].get().frame) {
-        // SAFETY: as the caller says. Foreign keys checked at COMMIT, domains checked at Bind
-        // and the like are in no frame, but not in the portal's list either.
-        (0, _) if unsafe { is_in_active_portal(statement) } => Standing::Own,
-        (1, Frame::Through) => Standing::Through { load: false },
-        (1, Frame::ThroughLoad) => Standing::Through { load: true },
+/// `statement` is a valid planned statement, a utility's or one whose rows go to `dest`.
+pub unsafe fn standing(
+    statement: *const pg_sys::PlannedStmt,
+    dest: pg_sys::CommandDest::Type,
+) -> Standing {
+    use pg_sys::CommandDest::{DestCopyOut, DestIntoRel, DestNone, DestTransientRel};
+    let depth = depth();
+    if depth > 1 || statement::is_in_spi() {
+        return Standing::Nested;
+    }
+    // SAFETY: as the caller says.
+    let in_portal = unsafe { is_in_active_portal(statement) };
+    match (depth, FIRST[0].get().frame) {
+        (0, _) if in_portal => Standing::Own,
+        (1, Frame::ThroughPortal) if in_portal => Standing::Through { load: false },
+        (1, Frame::Through) if [DestNone, DestIntoRel, DestCopyOut].contains(&dest) => {
+            Standing::Through { load: false }
+        }
+        (1, Frame::ThroughLoad) if in_portal || [DestIntoRel, DestTransientRel].contains(&dest) => {
+            Standing::Through { load: true }
+        }
         _ => Standing::Nested,
     }
 }

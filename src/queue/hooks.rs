@@ -127,7 +127,11 @@ unsafe extern "C-unwind" fn admit_query(query: *mut pg_sys::QueryDesc, is_explai
     // SAFETY: as the caller says.
     unsafe {
         let statement = (*query).plannedstmt;
-        let standing = frames::standing(statement);
+        let dest = match (*query).dest.is_null() {
+            true => pg_sys::CommandDest::DestNone,
+            false => (*(*query).dest).mydest,
+        };
+        let standing = frames::standing(statement, dest);
         let Some(kind) = need::kind(statement, standing) else {
             return;
         };
@@ -311,9 +315,10 @@ unsafe fn frame(node: *mut pg_sys::Node) -> Frame {
     // SAFETY: as the caller says; the tag tells the type.
     unsafe {
         match (*node).type_ {
-            pg_sys::NodeTag::T_ExplainStmt
-            | pg_sys::NodeTag::T_ExecuteStmt
-            | pg_sys::NodeTag::T_DeclareCursorStmt => Frame::Through,
+            pg_sys::NodeTag::T_ExplainStmt => Frame::Through,
+            pg_sys::NodeTag::T_ExecuteStmt | pg_sys::NodeTag::T_DeclareCursorStmt => {
+                Frame::ThroughPortal
+            }
             pg_sys::NodeTag::T_CreateTableAsStmt => Frame::ThroughLoad,
             pg_sys::NodeTag::T_CopyStmt if !(*node.cast::<pg_sys::CopyStmt>()).query.is_null() => {
                 Frame::Through
@@ -341,7 +346,7 @@ unsafe fn admit_utility(planned: *mut pg_sys::PlannedStmt) -> bool {
             _ => return false,
         };
         if settings::kinds() & kind as u32 == 0
-            || frames::standing(planned) != Standing::Own
+            || frames::standing(planned, pg_sys::CommandDest::DestNone) != Standing::Own
             || !may_queue()
         {
             return false;

@@ -442,3 +442,54 @@ fn rows_of(client: &mut Client, table: &str, extended: bool) -> String {
     });
     rows.expect("a row")
 }
+
+/// What arguments of EXECUTE execute is part of it: that does not queue, and leaves the statement's snapshot
+/// where it is.
+#[test]
+fn arguments_of_execute_do_not_queue() {
+    let server = QueueServer::start(&[]);
+    server.cluster.psql(
+        PRIMARY,
+        "SET ROLE app;
+         CREATE FUNCTION catches() RETURNS int STABLE LANGUAGE plpgsql AS $$
+             BEGIN
+                 BEGIN
+                     PERFORM count(*) FROM t;
+                     RAISE 'x';
+                 EXCEPTION WHEN others THEN
+                 END;
+                 RETURN 7;
+             END $$;
+         CREATE FUNCTION calls() RETURNS int LANGUAGE plpgsql AS $$
+             DECLARE n int; BEGIN n := catches(); RETURN n; END $$;
+         CREATE FUNCTION loops() RETURNS int STABLE LANGUAGE plpgsql AS $$
+             DECLARE n int; BEGIN FOR n IN SELECT i FROM t ORDER BY i OFFSET 6 LOOP RETURN n; END LOOP; END $$;
+         CREATE FUNCTION counts() RETURNS int STABLE LANGUAGE sql AS
+             'SELECT count(*)::int FROM t WHERE i <= 7'",
+    );
+    for function in ["catches()", "calls()", "loops()", "counts()"] {
+        for statement in ["", "EXPLAIN ANALYZE", "CREATE TABLE made AS"] {
+            let mut client = server.app();
+            client
+                .batch_execute("PREPARE p(int) AS SELECT i FROM t WHERE i = $1")
+                .expect("prepared");
+            let before = server.gauge("total");
+            let holder = server.holder();
+            let statement = format!("{statement} EXECUTE p({function})");
+            let waiter = server.waiting(client, &statement);
+            drop(holder);
+            let answer = value(waiter);
+            server.wait_empty();
+            assert_eq!(server.gauge("total"), before + 2, "{statement}");
+            let found = match answer.as_str() {
+                "" => text(
+                    &mut server.cluster.connect(PRIMARY),
+                    "WITH gone AS (DELETE FROM made RETURNING i) SELECT i::text FROM gone",
+                ),
+                other => other.to_owned(),
+            };
+            assert!(found == "7" || found.contains("Execution Time"), "{found}");
+            server.cluster.psql(PRIMARY, "DROP TABLE IF EXISTS made");
+        }
+    }
+}
