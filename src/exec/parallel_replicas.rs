@@ -75,9 +75,11 @@ unsafe extern "C-unwind" fn create_custom_scan_state(
 ) -> *mut pg_sys::Node {
     // SAFETY: zeroed memory is a valid state; the tag and methods are what PostgreSQL wants set.
     unsafe {
-        let Some(private) = from_list::<ParallelReplicasPrivate>((*scan).custom_private) else {
+        let Some(mut private) = from_list::<ParallelReplicasPrivate>((*scan).custom_private) else {
             crate::error::internal("ParallelReplicas has no private data");
         };
+        // The plan may be older than the setting.
+        private.strict &= settings::mode() == settings::Mode::Force;
         let node =
             pg_sys::palloc0(size_of::<ParallelReplicasState>()).cast::<ParallelReplicasState>();
         (*node).css.ss.ps.type_ = pg_sys::NodeTag::T_CustomScanState;

@@ -34,7 +34,7 @@ pub const SHIPPED_SETTINGS: &[&CStr] = &[
     c"lc_monetary",
     c"lc_numeric",
     c"lc_time",
-    c"default_text_search_config",
+    c"gin_fuzzy_search_limit",
     c"search_path",
     c"quote_all_identifiers",
     c"array_nulls",
@@ -47,6 +47,9 @@ pub const SHIPPED_SETTINGS: &[&CStr] = &[
 /// Most transaction ids between xmin and xmax for which an overflowed snapshot is completed by
 /// asking pg_subtrans; about 0.1 us each when cached.
 const MAX_EXPANDED_XIDS: u32 = 1_000_000;
+
+/// Most bytes of what one link is sent to begin with; a frame has room for more.
+pub const MAX_BODY_BYTES: usize = 48 << 20;
 
 /// Who this server is.
 pub fn identity() -> Identity {
@@ -459,7 +462,7 @@ unsafe fn shipped_statement(
 unsafe fn external_parameters(estate: *mut pg_sys::EState) -> Vec<u8> {
     // SAFETY: as the caller says; the buffer has the size that was asked for.
     unsafe {
-        let parameters = (*estate).es_param_list_info;
+        let parameters = known_parameters((*estate).es_param_list_info);
         if parameters.is_null() {
             return Vec::new();
         }
@@ -468,6 +471,49 @@ unsafe fn external_parameters(estate: *mut pg_sys::EState) -> Vec<u8> {
         let mut cursor = buffer.as_mut_ptr().cast();
         pg_sys::SerializeParamList(parameters, &mut cursor);
         buffer
+    }
+}
+
+/// A list of its own of the parameters that have a value: some are computed, and would fail, where nobody
+/// reads them.
+///
+/// # Safety
+/// `parameters` is null or those of a running query.
+unsafe fn known_parameters(parameters: pg_sys::ParamListInfo) -> pg_sys::ParamListInfo {
+    // SAFETY: as the caller says; the list has so many entries, and so has the new one.
+    unsafe {
+        if parameters.is_null() {
+            return parameters;
+        }
+        let count = (*parameters).numParams;
+        let known = pg_sys::makeParamList(count);
+        for index in 0..count {
+            let mut computed = pg_sys::ParamExternData::default();
+            let parameter = match (*parameters).paramFetch {
+                Some(fetch) => ffi::fetch_parameter(fetch, parameters, index + 1, &mut computed),
+                None => (*parameters).params.as_mut_ptr().add(index as usize),
+            };
+            let own = (*known).params.as_mut_ptr().add(index as usize);
+            *own = *parameter;
+            if (*own).ptype != pg_sys::InvalidOid && !(*own).isnull {
+                let (mut length, mut by_value) = (0_i16, false);
+                pg_sys::get_typlenbyval((*own).ptype, &mut length, &mut by_value);
+                (*own).value = self_contained((*own).value, length);
+            }
+        }
+        known
+    }
+}
+
+/// A value that refers to nothing on this server's disk.
+///
+/// # Safety
+/// `value` is not null, and of a type of that length.
+unsafe fn self_contained(value: pg_sys::Datum, length: i16) -> pg_sys::Datum {
+    match length {
+        // SAFETY: as the caller says: it has a header.
+        -1 => unsafe { pg_sys::pg_detoast_datum_packed(value.cast_mut_ptr()) }.into(),
+        _ => value,
     }
 }
 
@@ -492,8 +538,12 @@ unsafe fn exec_parameters(
                 } else {
                     pg_sys::get_typlenbyval(kind, &mut length, &mut by_value);
                 }
+                let is_null = (*value).isnull;
+                let datum = match is_null {
+                    true => (*value).value,
+                    false => self_contained((*value).value, length),
+                };
                 let length = i32::from(length);
-                let (datum, is_null) = ((*value).value, (*value).isnull);
                 let bytes = ffi::guarded::datumEstimateSpace(datum, is_null, by_value, length);
                 let mut buffer = vec![0_u8; bytes];
                 let mut cursor = buffer.as_mut_ptr().cast();

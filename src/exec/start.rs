@@ -277,8 +277,15 @@ unsafe extern "C-unwind" fn dispatch(node: *mut ParallelReplicasState) {
         let scope = state.participants.scope;
         let fragment = (*(*ps).plan).lefttree;
         let id = scope.origin.query_id;
-        let begin = match shipment::begin(state, fragment, estate, id) {
-            Ok(begin) => begin,
+        let begun = shipment::begin(state, fragment, estate, id).and_then(|begin| {
+            let body = frame::encode_body(&begin).ok();
+            body.filter(|body| body.len() <= shipment::MAX_BODY_BYTES)
+                .ok_or_else(|| {
+                    Refused::new(Reason::Expression, "more than 48 MB of plan and values")
+                })
+        });
+        let body = match begun {
+            Ok(body) => body,
             Err(why) => {
                 query::not_used(estate, &scope, why.reason.code(), &why.describe());
                 if state.private.strict {
@@ -288,10 +295,6 @@ unsafe extern "C-unwind" fn dispatch(node: *mut ParallelReplicasState) {
                 state.refused = Some(why);
                 return;
             }
-        };
-        let body = match frame::encode_body(&begin) {
-            Ok(body) => body,
-            Err(error) => crate::error::internal(format!("plan cannot be shipped: {error}")),
         };
         events::add(Event::QueryCount, 1);
         test_point!("exec-begin-made");

@@ -122,6 +122,27 @@ unsafe extern "C-unwind" {
 }
 
 /// Declares functions and wraps each in pgrx's guard, for callers that have values with destructors.
+type FetchParameter = unsafe extern "C-unwind" fn(
+    pg_sys::ParamListInfo,
+    c_int,
+    bool,
+    *mut pg_sys::ParamExternData,
+) -> *mut pg_sys::ParamExternData;
+
+/// A parameter that is computed when it is asked for; without a type where that would fail.
+///
+/// # Safety
+/// `fetch` is the list's own, `number` one of its parameters, from 1.
+pub unsafe fn fetch_parameter(
+    fetch: FetchParameter,
+    parameters: pg_sys::ParamListInfo,
+    number: c_int,
+    computed: &mut pg_sys::ParamExternData,
+) -> *mut pg_sys::ParamExternData {
+    // SAFETY: as the caller says.
+    unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| fetch(parameters, number, true, computed)) }
+}
+
 macro_rules! guarded {
     ($(fn $name:ident($($argument:ident: $kind:ty),* $(,)?) -> $result:ty;)*) => {
         #[allow(non_snake_case, clippy::missing_safety_doc)]

@@ -30,17 +30,21 @@ pub unsafe fn check(node: *mut pg_sys::Node, findings: &mut Findings) -> Result<
         if called.is_empty() {
             return Ok(Walk::Down);
         }
-        // Of the functions that ship, those that take values of any type and convert them are stable, or somebody's.
-        let mut used = Use::Compared;
         for function in called {
             self::function(function, findings)?;
-            if function.to_u32() >= FIRST_NORMAL_OBJECT_ID
-                || functions::is_stable_from_settings(&function_name(function))
-            {
-                used = Use::Written;
+            // Of the functions that ship, those that take values of any type and convert them are stable, or
+            // an extension's, which may make such values, too.
+            let used: &[Use] = match function.to_u32() < FIRST_NORMAL_OBJECT_ID {
+                true if !functions::is_stable_from_settings(&function_name(function)) => {
+                    &[Use::Compared]
+                }
+                true => &[Use::Written],
+                false => &[Use::Written, Use::Read],
+            };
+            for used in used {
+                argument_types(node, *used, findings)?;
             }
         }
-        argument_types(node, used, findings)?;
         // It may be what is joined or looked for by hash.
         match (*node).type_ {
             pg_sys::NodeTag::T_OpExpr => {

@@ -18,7 +18,10 @@ pub unsafe fn is_foldable(node: *mut pg_sys::Node) -> bool {
     // SAFETY: the tag tells the type.
     unsafe {
         match (*node).type_ {
-            pg_sys::NodeTag::T_SQLValueFunction => true,
+            pg_sys::NodeTag::T_SQLValueFunction => {
+                let kind = (*node.cast::<pg_sys::SQLValueFunction>()).op;
+                kind != pg_sys::SQLValueFunctionOp::SVFOP_CURRENT_SCHEMA
+            }
             pg_sys::NodeTag::T_FuncExpr => {
                 let call = node.cast::<pg_sys::FuncExpr>();
                 (*call).funcid.to_u32() < FIRST_NORMAL_OBJECT_ID

@@ -7,7 +7,6 @@
 /// nothing else.
 const STABLE_FROM_SETTINGS: &[&str] = &[
     "anyarray_out",
-    "anytextcat",
     "array_in",
     "array_out",
     "array_to_json",
@@ -46,13 +45,10 @@ const STABLE_FROM_SETTINGS: &[&str] = &[
     "make_timestamptz",
     "multirange_in",
     "multirange_out",
-    "quote_literal",
-    "quote_nullable",
     "range_in",
     "range_out",
     "record_out",
     "row_to_json",
-    "textanycat",
     "time",
     "time_in",
     "timestamp",
@@ -98,11 +94,12 @@ const STABLE_FROM_SETTINGS: &[&str] = &[
 /// that has been looked at.
 const INPUT_OF_ANY_TYPE: &[&str] = &["array_in", "multirange_in", "range_in"];
 
-/// Declared immutable, but dependent on files or libraries that may differ between servers, or on the functions
-/// of a table's partition key.
+/// Declared immutable, but dependent on files or libraries that may differ between servers, on the catalog as
+/// it is now, or on the functions of a table's partition key.
 const SERVER_SPECIFIC: &[&str] = &[
     "json_to_tsvector",
     "jsonb_to_tsvector",
+    "pg_partition_root",
     "pg_walfile_name",
     "pg_walfile_name_offset",
     "phraseto_tsquery",
@@ -124,10 +121,10 @@ const SERVER_SPECIFIC: &[&str] = &[
 ];
 
 /// Functions of the session or transaction, without arguments that matter, that cannot fail.
+/// `current_schema` may: it makes the schema of temporary tables where that comes first.
 const OF_THE_SESSION: &[&str] = &[
     "current_database",
     "current_query",
-    "current_schema",
     "current_setting",
     "current_user",
     "getpgusername",
@@ -157,8 +154,8 @@ pub fn is_server_specific(name: &str) -> bool {
     SERVER_SPECIFIC.binary_search(&name).is_ok()
 }
 
-/// Might the function consult the session's time zone? Every stable function here is taken to,
-/// and so is `timezone`, whose immutable forms read the time zone data of the named zone.
+/// Might the function consult the session's time zone? Every stable function here is taken to, and so are
+/// `timezone`, whose immutable forms read the time zone data of the named zone, and `age`.
 pub fn reads_time_zone(name: &str) -> bool {
-    name == "timezone" || name == "generate_series" || is_stable_from_settings(name)
+    name == "age" || name == "timezone" || is_stable_from_settings(name)
 }

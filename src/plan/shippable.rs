@@ -11,6 +11,7 @@ use super::operators;
 use super::private::{GranuleScanPrivate, Refused, from_list, is_granule_scan};
 use super::relations;
 use super::types::{self, Use, is_anonymous};
+use crate::pg::ffi;
 use crate::pg::plan::{
     Walk, children, every_node, expressions, items, members, node_name, prune_info, prune_params,
     prunes_by_params_alone,
@@ -31,6 +32,9 @@ const DEFAULT_COLLATION: u32 = 100;
 const CMIN: i16 = -3;
 const CMAX: i16 = -5;
 
+/// Most bytes of constants that are shipped. A plan's text has up to five for each.
+const CONSTANT_BYTES_MAX: usize = 8 << 20;
+
 /// Whose check it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Side {
@@ -50,6 +54,8 @@ pub struct Findings {
     /// Operators and types that were found to be known everywhere.
     pub operators: BTreeSet<u32>,
     pub types: BTreeSet<(u32, Use)>,
+    /// Size of the constants.
+    pub constant_bytes: usize,
     /// What is used of extensions.
     pub extensions: Extensions,
     /// Some function reads the session's time zone.
@@ -610,8 +616,21 @@ unsafe fn expression_node(
                 }
             }
             NodeTag::T_Const => {
-                if is_anonymous((*node.cast::<pg_sys::Const>()).consttype) {
+                let constant = node.cast::<pg_sys::Const>();
+                if is_anonymous((*constant).consttype) {
                     return Err(Refused::new(Reason::RecordOutput, ""));
+                }
+                findings.constant_bytes += ffi::guarded::datumEstimateSpace(
+                    (*constant).constvalue,
+                    (*constant).constisnull,
+                    (*constant).constbyval,
+                    (*constant).constlen,
+                );
+                if findings.constant_bytes > CONSTANT_BYTES_MAX {
+                    return Err(Refused::new(
+                        Reason::Expression,
+                        "more than 8 MB of constants",
+                    ));
                 }
             }
             NodeTag::T_Param => {

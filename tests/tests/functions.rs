@@ -16,8 +16,13 @@ const TABLES: &str = "
         FROM generate_series(1, 20000) i;
     CREATE TABLE pairs (a int, b int); INSERT INTO pairs SELECT i % 50, i % 50 + 1 FROM generate_series(1, 20000) i;
     CREATE TABLE parted (a int, b int) PARTITION BY HASH (a);
-    CREATE ROLE plain; GRANT SELECT ON one, pairs TO plain;
-    ANALYZE one; ANALYZE pairs";
+    CREATE TYPE mood AS ENUM ('sad', 'ok');
+    CREATE FUNCTION to_text(mood) RETURNS text LANGUAGE plpgsql AS
+        $$ BEGIN RETURN coalesce(current_setting('app.language', true), '?') || ($1::varchar)::text; END $$;
+    CREATE CAST (mood AS text) WITH FUNCTION to_text(mood);
+    CREATE TABLE moods AS SELECT i, 'sad'::mood AS m FROM generate_series(1, 20000) i;
+    CREATE ROLE plain; GRANT SELECT ON one, pairs, moods TO plain;
+    ANALYZE one; ANALYZE pairs; ANALYZE moods";
 
 /// Nine rows are looked for by hash.
 const ROWS: &str =
@@ -90,6 +95,37 @@ fn queries() -> Vec<(bool, String)> {
             false,
             "SELECT count(*) FROM one WHERE satisfies_hash_partition('parted'::regclass, 4, 0, a)",
         ),
+        // They convert by whatever cast there is.
+        (true, "SELECT count(*) FROM one WHERE 'x' || a LIKE '%7'"),
+        (
+            false,
+            "SELECT count(*) FROM moods WHERE 'x' || m = 'xdesad'",
+        ),
+        (
+            false,
+            "SELECT count(*) FROM moods WHERE m || 'x' = 'desadx'",
+        ),
+        (
+            false,
+            "SELECT count(*) FROM moods WHERE quote_literal(m) = '''desad'''",
+        ),
+        (
+            false,
+            "SELECT count(*) FROM moods WHERE quote_nullable(m) = '''desad'''",
+        ),
+        // It may have to make a schema, and reads the catalog as it is now.
+        (
+            false,
+            "SELECT count(*) FROM one WHERE current_schema = 'public'",
+        ),
+        (
+            false,
+            "SELECT count(*) FROM one WHERE current_schema() = 'public'",
+        ),
+        (
+            false,
+            "SELECT count(*) FROM one WHERE pg_partition_root(named) IS NULL",
+        ),
         // Rows without a name are known by a number that each process gives them.
         (
             false,
@@ -118,8 +154,7 @@ fn started(client: &mut Client) -> u64 {
     text(client, query).parse().expect("a number")
 }
 
-#[test]
-fn what_is_not_the_same_everywhere_stays() {
+fn cluster() -> Cluster {
     let cluster = Cluster::builder()
         .standbys(2)
         .autovacuum(false)
@@ -127,8 +162,15 @@ fn what_is_not_the_same_everywhere_stays() {
         .setting("parallel_replicas.replay_wait_timeout", "30s")
         .start();
     cluster.register_replicas();
+    cluster
+}
+
+#[test]
+fn what_is_not_the_same_everywhere_stays() {
+    let cluster = cluster();
     let mut client = cluster.connect(PRIMARY);
     client.batch_execute(TABLES).unwrap();
+    client.batch_execute("SET app.language = 'de'").unwrap();
     cluster.wait_all_caught_up();
     let as_plain = |settings: &str| format!("RESET ROLE; {settings}; SET LOCAL ROLE plain");
     for (sent, query) in queries() {
@@ -141,5 +183,88 @@ fn what_is_not_the_same_everywhere_stays() {
             .check(&query);
         assert_eq!(started(&mut client) > before, sent, "{query}");
     }
+    damage_check(&cluster);
+}
+
+/// Values that are large, on this server's disk alone, or not there at all.
+#[test]
+fn values_are_shipped_or_the_query_stays() {
+    let cluster = cluster();
+    let mut client = cluster.connect(PRIMARY);
+    client
+        .batch_execute(
+            "CREATE TABLE notes AS SELECT i, 'note ' || i AS note FROM generate_series(1, 20000) i;
+             CREATE UNLOGGED TABLE here(long text); ALTER TABLE here ALTER long SET STORAGE EXTERNAL;
+             INSERT INTO here SELECT string_agg(md5(i::text), '') FROM generate_series(1, 1000) i;
+             INSERT INTO notes SELECT 0, long FROM here;
+             CREATE TABLE made(n bigint); ANALYZE notes",
+        )
+        .unwrap();
+    cluster.wait_all_caught_up();
+    let tagged =
+        "SET LOCAL enable_parallel_replicas = 1; SET LOCAL parallel_replicas.replica_tag = 'test'";
+    for (on, query, sent) in [
+        // The value is read from its table's disk space before it is shipped.
+        (
+            FORCED,
+            "SELECT i FROM notes WHERE note = (SELECT long FROM here)",
+            1,
+        ),
+        (
+            tagged,
+            "SELECT count(*) FROM notes WHERE note <> repeat('x', 5000000)",
+            1,
+        ),
+        (
+            tagged,
+            "SELECT count(*) FROM notes WHERE note <> repeat('x', 30000000)",
+            0,
+        ),
+    ] {
+        let before = started(&mut client);
+        Differential::new(&mut client)
+            .between(
+                "SET LOCAL parallel_replicas.debug_force = off; SET LOCAL enable_parallel_replicas = 0",
+                on,
+            )
+            .check(query);
+        assert_eq!(started(&mut client) - before, sent, "{query}");
+    }
+    // A parameter of 30 MB has room, one of 60 MB has not.
+    for (bytes, sent) in [(30_000_000, 1), (60_000_000, 0)] {
+        client
+            .batch_execute(&format!(
+                "BEGIN; {tagged}; SET LOCAL plan_cache_mode = force_generic_plan"
+            ))
+            .unwrap();
+        let before = started(&mut client);
+        let rows = client
+            .query(
+                "SELECT count(*) FROM notes WHERE note <> $1",
+                &[&"x".repeat(bytes)],
+            )
+            .unwrap();
+        assert_eq!(rows[0].get::<_, i64>(0), 20_001);
+        assert_eq!(started(&mut client) - before, sent, "{bytes}");
+        client.batch_execute("ROLLBACK").unwrap();
+    }
+    // The second time, the record has no such column, and no row is there to be compared with it.
+    let before = started(&mut client);
+    client
+        .batch_execute(&format!(
+            "BEGIN; {tagged};
+             DO $$ DECLARE r record; n bigint; BEGIN
+                 FOR round IN 1..2 LOOP
+                     IF round = 1 THEN SELECT 'x' AS note INTO r; ELSE SELECT 1 AS other INTO r; END IF;
+                     SELECT count(*) INTO n FROM notes WHERE i < 0 AND note = r.note;
+                 END LOOP;
+                 SET LOCAL enable_parallel_replicas = 0;
+                 INSERT INTO made VALUES (n);
+             END $$; COMMIT"
+        ))
+        .unwrap();
+    assert_eq!(text(&mut client, "SELECT n::text FROM made"), "0");
+    assert_eq!(started(&mut client) - before, 2);
+    assert!(!cluster.log(PRIMARY).contains("was lost"));
     damage_check(&cluster);
 }

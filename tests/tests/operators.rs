@@ -1,7 +1,9 @@
 //! What sorts, groups, joins and looks rows up by an operator class calls the class's functions for each of
 //! them, also where the operators themselves are built in.
 
-use parallel_replicas_tests::{Cluster, Differential, PRIMARY, damage_check};
+use parallel_replicas_tests::{
+    Cluster, Differential, PRIMARY, SOON, damage_check, text, wait_until,
+};
 use postgres::Client;
 
 /// Everything is shipped, and only replicas read.
@@ -281,4 +283,29 @@ fn an_index_of_a_listed_extension_is_searched() {
         assert_eq!(cluster.event(PRIMARY, "WholeQueryCount") - before, sent);
     }
     damage_check(&cluster);
+}
+
+/// A replica may be set to have an index leave out rows at random.
+#[test]
+fn an_index_gives_all_of_its_rows() {
+    let (cluster, mut client) = cluster(
+        "CREATE TABLE arrays AS SELECT i, ARRAY[i % 3, i % 7] AS a FROM generate_series(1, 20000) i;
+         CREATE INDEX ON arrays USING gin (a); ANALYZE arrays",
+    );
+    for standby in cluster.standbys() {
+        cluster.configure(standby, "gin_fuzzy_search_limit", "5");
+        cluster.reload(standby);
+        wait_until(SOON, "the setting is in force", || {
+            text(&mut cluster.connect(standby), "SHOW gin_fuzzy_search_limit") == "5"
+        });
+    }
+    client.batch_execute(TAGGED).unwrap();
+    Differential::new(&mut client)
+        .before("SET LOCAL enable_seqscan = off")
+        .between(
+            "SET LOCAL enable_parallel_replicas = 0",
+            "SET LOCAL enable_parallel_replicas = 1",
+        )
+        .check("SELECT count(*) FROM arrays WHERE a @> '{2, 4}'");
+    assert_eq!(cluster.event(PRIMARY, "WholeQueryCount"), 1);
 }

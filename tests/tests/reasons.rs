@@ -83,3 +83,26 @@ fn too_many_transaction_ids_since_an_overflowed_one_keep_replicas_out() {
         .unwrap();
     assert_eq!(text(&mut client, QUERY), "1000");
 }
+
+/// A plan that was made for `force` is executed as the session wishes now.
+#[test]
+fn a_prepared_statement_does_not_keep_force() {
+    let cluster = cluster(&[]);
+    let mut client = cluster.connect(PRIMARY);
+    for statements in [
+        "CREATE TABLE other(i int)",
+        "SET plan_cache_mode = force_generic_plan; SET enable_parallel_replicas = force;
+         PREPARE q AS SELECT count(*) FROM t; EXECUTE q",
+        "BEGIN; INSERT INTO other VALUES (1)",
+    ] {
+        client.batch_execute(statements).unwrap();
+    }
+    let forced = client.batch_execute("EXECUTE q").unwrap_err();
+    assert_eq!(forced.code().unwrap().code(), "55000");
+    for statements in [
+        "ROLLBACK; SET enable_parallel_replicas = on",
+        "BEGIN; INSERT INTO other VALUES (1); EXECUTE q; COMMIT",
+    ] {
+        client.batch_execute(statements).unwrap();
+    }
+}
