@@ -1,3 +1,17 @@
+-- Whoever owns the schema can put functions and operators in it that our views would find.
+DO $block$
+BEGIN
+    IF EXISTS (SELECT FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON r.oid = n.nspowner
+                WHERE n.nspname = 'parallel_replicas' AND NOT r.rolsuper
+                  AND r.rolname <> current_user) THEN
+        RAISE EXCEPTION 'schema "parallel_replicas" belongs to somebody else'
+            USING ERRCODE = 'insufficient_privilege',
+                  DETAIL = 'The extension is installed in a schema of its owner.',
+                  HINT = 'Look into the schema, and drop or rename it.';
+    END IF;
+END
+$block$;
+
 -- The secret by which a coordinator proves itself to a replica (see ARCHITECTURE.md, "Security").
 -- Replication carries it to every standby. Only superusers can read it.
 

@@ -35,7 +35,7 @@ TO PUBLIC;
 CREATE TABLE parallel_replicas.resource_group (
     name name PRIMARY KEY,
     concurrency_limit integer NOT NULL CHECK (concurrency_limit >= 0),
-    max_cpu_cores double precision NOT NULL CHECK (max_cpu_cores >= 0),
+    max_cpu_cores double precision NOT NULL CHECK (max_cpu_cores >= 0 AND max_cpu_cores < 'Infinity'),
     mem_used_pct_limit double precision NOT NULL
         CHECK (mem_used_pct_limit >= 0 AND mem_used_pct_limit <= 1)
 );
@@ -63,7 +63,7 @@ BEGIN
             USING ERRCODE = 'duplicate_object',
                   HINT = 'Change it with alter_resource_group.';
     END IF;
-    -- First, because it also checks the name.
+    -- First, because it also checks name and limits.
     PERFORM parallel_replicas.resource_group_changed(
         create_resource_group.name, create_resource_group.concurrency_limit,
         create_resource_group.max_cpu_cores, create_resource_group.mem_used_pct_limit, false);
@@ -91,22 +91,28 @@ AS $function$
 DECLARE
     changed parallel_replicas.resource_group;
 BEGIN
-    UPDATE parallel_replicas.resource_group g
-       SET concurrency_limit =
-               coalesce(alter_resource_group.concurrency_limit, g.concurrency_limit),
-           max_cpu_cores = coalesce(alter_resource_group.max_cpu_cores, g.max_cpu_cores),
-           mem_used_pct_limit =
-               coalesce(alter_resource_group.mem_used_pct_limit, g.mem_used_pct_limit)
+    SELECT g.name,
+           coalesce(alter_resource_group.concurrency_limit, g.concurrency_limit),
+           coalesce(alter_resource_group.max_cpu_cores, g.max_cpu_cores),
+           coalesce(alter_resource_group.mem_used_pct_limit, g.mem_used_pct_limit)
+      INTO changed
+      FROM parallel_replicas.resource_group g
      WHERE g.name = alter_resource_group.name
-    RETURNING g.* INTO changed;
+       FOR UPDATE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'resource group "%" does not exist', alter_resource_group.name
             USING ERRCODE = 'undefined_object',
                   HINT = 'parallel_replicas.resource_groups lists them.';
     END IF;
+    -- First, because it also checks the limits.
     PERFORM parallel_replicas.resource_group_changed(
         changed.name::text, changed.concurrency_limit, changed.max_cpu_cores,
         changed.mem_used_pct_limit, false);
+    UPDATE parallel_replicas.resource_group g
+       SET concurrency_limit = changed.concurrency_limit,
+           max_cpu_cores = changed.max_cpu_cores,
+           mem_used_pct_limit = changed.mem_used_pct_limit
+     WHERE g.name = changed.name;
 END
 $function$;
 

@@ -1,11 +1,12 @@
 //! The query queue's views.
 
+use crate::error;
 use crate::log::report::Reader;
 use crate::queue::{groups, status};
 use parallel_replicas_core::queue::{Admitted, Blocked, State};
 use pgrx::iter::TableIterator;
 use pgrx::prelude::TimestampWithTimeZone;
-use pgrx::{name, pg_extern, pg_sys};
+use pgrx::{PgSqlErrorCode, name, pg_extern, pg_sys};
 
 /// Raises 55000 without preload.
 fn require_preload() {
@@ -275,8 +276,8 @@ fn get_resource_groups() -> TableIterator<
 }
 
 /// Tells the queue that this transaction has written or deleted the definition. Raises 42602 for a
-/// name that is empty or longer than 63 bytes, 54000 if there are too many groups, and 55000 without
-/// preload.
+/// name that is empty or longer than 63 bytes, 22023 for limits that are none, 54000 if there are too many
+/// groups, and 55000 without preload.
 #[pg_extern(volatile, strict, parallel_unsafe)]
 fn resource_group_changed(
     name: &str,
@@ -286,6 +287,15 @@ fn resource_group_changed(
     dropped: bool,
 ) {
     require_preload();
+    let is_fraction = (0.0..=1.0).contains(&mem_used_pct_limit);
+    if concurrency_limit < 0 || !is_fraction || !(0.0..f64::INFINITY).contains(&max_cpu_cores) {
+        error::raise(
+            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+            format!("resource group \"{name}\" cannot have these limits"),
+            "concurrency_limit and max_cpu_cores are at least 0, mem_used_pct_limit is a fraction from 0 to 1.",
+            "0 means no limit.",
+        );
+    }
     let definition = groups::Definition {
         name: groups::checked_name(name),
         concurrency: concurrency_limit.max(0) as u32,

@@ -46,8 +46,15 @@ pub unsafe fn enter(estate: *mut pg_sys::EState, granted: Option<(u32, u64)>) ->
     if let Some(scope) = known {
         return scope;
     }
-    let origin = origin(new_id());
+    let mut origin = origin(new_id());
     LAST.set(Some(origin.query_id));
+    // SAFETY: plain globals; only addresses are compared.
+    unsafe {
+        // What the client sent belongs to who is logged in, as in pg_stat_activity, whatever role executes it.
+        if std::ptr::eq((*estate).es_sourceText, pg_sys::debug_query_string) {
+            origin.user = pg_sys::GetSessionUserId().to_u32();
+        }
+    }
     if settings::log_level() == LogLevel::Off {
         return Scope {
             origin,

@@ -26,8 +26,12 @@ const OFF_MS: u64 = 10_000;
 /// How often all databases are looked through.
 const LIST_US: i64 = 5 * SECOND_US;
 
-/// Registers the launcher. Once, while the postmaster loads the library.
+/// Registers the launcher. Once, while the postmaster loads the library. pg_upgrade's server is not for others.
 pub fn init() {
+    // SAFETY: plain global.
+    if unsafe { pg_sys::IsBinaryUpgrade } {
+        return;
+    }
     let mut worker = describe(c"parallel_replicas launcher", c"parallel_replicas_launcher");
     worker.bgw_restart_time = RESTART_S;
     // SAFETY: in the postmaster, while libraries are preloaded.

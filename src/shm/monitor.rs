@@ -305,19 +305,14 @@ impl State {
     }
 }
 
-/// What is known about replicas, with error counts brought up to date.
+/// What is known about replicas, with error counts as they are by now under a session's rules, which are
+/// nobody else's.
 pub fn entries(keys: &[Key], rules: &ErrorRules) -> Vec<Option<Entry>> {
     let now_s = seconds(now());
-    let mut found = vec![None; keys.len()];
-    write(|state| {
-        for (key, found) in keys.iter().zip(&mut found) {
-            if let Some(place) = state.find(*key) {
-                let entry = &mut state.entries[place];
-                entry.count.decay(now_s, rules);
-                *found = Some(*entry);
-            }
-        }
-    });
+    let mut found = look(keys);
+    for entry in found.iter_mut().flatten() {
+        entry.count.decay(now_s, rules);
+    }
     found
 }
 
@@ -333,7 +328,7 @@ pub fn known() -> Vec<Entry> {
     found
 }
 
-/// As [`entries`], without touching the counts, and None for replicas that nothing is known about.
+/// The same as it was when somebody last wrote it; None for replicas that nothing is known about.
 pub fn look(keys: &[Key]) -> Vec<Option<Entry>> {
     let mut found = vec![None; keys.len()];
     read(|state| {

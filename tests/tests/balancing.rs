@@ -162,6 +162,13 @@ fn a_dead_replicas_error_count_steers_the_choice_and_halves() {
     assert_eq!(text(&mut client, errors), "0");
     assert_eq!(text(&mut client, "SELECT count(*)::text FROM t"), "1000");
     assert_eq!(text(&mut client, errors), "1");
+    // Another session's rules are nobody else's.
+    let mut forgetful = cluster.connect(PRIMARY);
+    forgetful
+        .batch_execute("SET distributed_replica_error_half_life = 0")
+        .unwrap();
+    assert_eq!(text(&mut forgetful, errors), "0");
+    assert_eq!(text(&mut client, errors), "1");
     // Every session and every query now prefers the next.
     for _ in 0..3 {
         let mut other = cluster.connect(PRIMARY);
@@ -216,7 +223,8 @@ fn a_dead_replicas_error_count_steers_the_choice_and_halves() {
     other.batch_execute(settings).unwrap();
     other
         .batch_execute(
-            "SET parallel_replicas.connect_timeout = '20s'; SET parallel_replicas_local_plan = off",
+            "SET distributed_replica_error_half_life = '1s';
+             SET parallel_replicas.connect_timeout = '20s'; SET parallel_replicas_local_plan = off",
         )
         .unwrap();
     assert_eq!(

@@ -256,6 +256,10 @@ fn of_the_queue(sheet: &mut Sheet) {
             "SELECT parallel_replicas.create_resource_group('');",
         ),
         (
+            "limits of a resource group",
+            "SELECT parallel_replicas.create_resource_group('g', 0, 'NaN');",
+        ),
+        (
             "resource groups and two phases",
             "BEGIN; SELECT parallel_replicas.create_resource_group('g');
              PREPARE TRANSACTION 'p';",

@@ -53,7 +53,10 @@ fn a_query_is_seen_by_its_user_and_by_who_watches_over_all() {
          CREATE ROLE watcher LOGIN IN ROLE pg_monitor; GRANT SELECT ON t TO alice, bob;
          GRANT USAGE ON FOREIGN SERVER standby1, standby2 TO alice;
          CREATE USER MAPPING FOR alice SERVER standby1 OPTIONS (user 'postgres', password_required 'false');
-         CREATE USER MAPPING FOR alice SERVER standby2 OPTIONS (user 'postgres', password_required 'false')",
+         CREATE USER MAPPING FOR alice SERVER standby2 OPTIONS (user 'postgres', password_required 'false');
+         CREATE ROLE shared; GRANT shared TO alice, bob; GRANT SELECT ON t TO shared;
+         GRANT USAGE ON FOREIGN SERVER standby1 TO shared;
+         CREATE USER MAPPING FOR shared SERVER standby1 OPTIONS (user 'postgres', password_required 'false')",
     );
     cluster.wait_all_caught_up();
     let mut client = cluster.connect_as(PRIMARY, "alice");
@@ -123,6 +126,28 @@ fn a_query_is_seen_by_its_user_and_by_who_watches_over_all() {
     let refused = client.query(&picture, &[]).expect_err("of somebody else");
     let refused = refused.as_db_error().expect("the server's own error");
     assert_eq!(refused.code().code(), "02000");
+
+    // It stays hers when she takes a role that others may take, too.
+    let mut client = cluster.connect_as(PRIMARY, "alice");
+    client
+        .batch_execute(
+            "SET enable_parallel_replicas = 2; SET parallel_replicas.log_level = summary;
+             SET ROLE shared; SELECT count(*) FROM t",
+        )
+        .expect("the query");
+    let id = text(
+        &mut client,
+        "SELECT parallel_replicas.last_query_id()::text",
+    );
+    let ended = format!("parallel_replicas.query_log WHERE query_id = '{id}'");
+    for (role, seen) in SEE_THEM
+        .map(|role| (role, 1))
+        .into_iter()
+        .chain([(SEE_NOTHING, 0)])
+    {
+        let mut client = cluster.connect_as(PRIMARY, role);
+        assert_eq!(count(&mut client, &ended), seen, "{role}");
+    }
     damage_check(&cluster);
 }
 

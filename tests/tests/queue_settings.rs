@@ -214,10 +214,20 @@ fn resource_groups() {
         refuse("SELECT parallel_replicas.drop_resource_group('three')"),
         "42704"
     );
-    assert_eq!(
-        refuse("SELECT parallel_replicas.create_resource_group('four', -1)"),
-        "23514"
-    );
+    for limits in [
+        "-1",
+        "0, -0.5",
+        "0, 'NaN'",
+        "0, 'Infinity'",
+        "0, 0, 1.5",
+        "0, 0, 'NaN'",
+    ] {
+        for (function, name) in [("create", "four"), ("alter", "two")] {
+            let call =
+                format!("SELECT parallel_replicas.{function}_resource_group('{name}', {limits})");
+            assert_eq!(refuse(&call), "22023", "{call}");
+        }
+    }
     let denied = server
         .app()
         .batch_execute("SELECT parallel_replicas.drop_resource_group('two')")

@@ -193,3 +193,21 @@ fn the_replica_checks_rights_for_itself() {
     );
     scene.end();
 }
+
+/// Its owner could put operators into it that the extension's views would use.
+#[test]
+fn a_schema_of_somebody_else_is_not_taken() {
+    let cluster = Cluster::builder().standbys(0).start();
+    cluster.psql(
+        PRIMARY,
+        "CREATE ROLE mallory; CREATE SCHEMA parallel_replicas AUTHORIZATION mallory",
+    );
+    let mut client = cluster.connect(PRIMARY);
+    let error = client
+        .batch_execute("CREATE EXTENSION parallel_replicas")
+        .unwrap_err();
+    assert_eq!(error.code().unwrap().code(), "42501");
+    client
+        .batch_execute("ALTER SCHEMA parallel_replicas OWNER TO CURRENT_USER; CREATE EXTENSION parallel_replicas")
+        .unwrap();
+}

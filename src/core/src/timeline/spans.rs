@@ -2,7 +2,7 @@
 
 use super::{Event, Kind};
 use crate::task_state::Stage;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What a process did for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -108,7 +108,7 @@ pub fn lanes(events: &[Event]) -> Vec<Lane> {
 /// Tasks of this server's processes of which a part went to somebody else meanwhile, by (fragment, scan,
 /// task): a later task begins inside of them, and nothing was lost.
 fn given_back(events: &[Event]) -> BTreeMap<(u32, u32, u32), u32> {
-    let lost: Vec<(u32, u32)> = events
+    let lost: BTreeSet<(u32, u32)> = events
         .iter()
         .filter(|event| matches!(event.kind, Kind::Lost | Kind::Stopped))
         .map(|event| (event.fragment, event.process))
