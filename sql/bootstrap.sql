@@ -1,10 +1,12 @@
--- Whoever owns the schema can put functions and operators in it that our views would find.
+-- Functions and operators that somebody has put into the schema would be found by our views.
 DO $block$
 BEGIN
     IF EXISTS (SELECT FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON r.oid = n.nspowner
-                WHERE n.nspname = 'parallel_replicas' AND NOT r.rolsuper
-                  AND r.rolname <> current_user) THEN
-        RAISE EXCEPTION 'schema "parallel_replicas" belongs to somebody else'
+                WHERE n.nspname = 'parallel_replicas'
+                  AND (NOT r.rolsuper AND r.rolname <> current_user
+                       OR EXISTS (SELECT FROM pg_catalog.pg_proc WHERE pronamespace = n.oid)
+                       OR EXISTS (SELECT FROM pg_catalog.pg_operator WHERE oprnamespace = n.oid))) THEN
+        RAISE EXCEPTION 'schema "parallel_replicas" belongs to somebody else, or is not empty'
             USING ERRCODE = 'insufficient_privilege',
                   DETAIL = 'The extension is installed in a schema of its owner.',
                   HINT = 'Look into the schema, and drop or rename it.';

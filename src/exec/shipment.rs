@@ -269,9 +269,9 @@ pub unsafe fn begin(
             extensions,
             relations,
             whole: private.whole,
-            plan: serialize_plan(state, fragment, estate),
-            parameters: external_parameters(estate),
-            exec_parameters: exec_parameters(private, estate),
+            plan: in_passing(|| serialize_plan(state, fragment, estate)),
+            parameters: in_passing(|| external_parameters(estate)),
+            exec_parameters: in_passing(|| exec_parameters(private, estate)),
             instrument: (*estate).es_instrument,
             // Half, so that the rows of the granule in which it is passed find room as well.
             task_bytes: match private.streaming {
@@ -280,6 +280,12 @@ pub unsafe fn begin(
             },
         })
     }
+}
+
+/// What PostgreSQL allocates meanwhile is freed: a fragment may be executed many times in a query.
+fn in_passing<R>(make: impl FnOnce() -> R) -> R {
+    // SAFETY: what is made is Rust's, and refers to nothing in there.
+    unsafe { PgMemoryContexts::new("parallel_replicas shipment").switch_to(|_| make()) }
 }
 
 fn shipped_settings() -> Vec<(String, String)> {
@@ -395,15 +401,12 @@ unsafe fn serialize_plan(
     fragment: *mut pg_sys::Plan,
     estate: *mut pg_sys::EState,
 ) -> Vec<u8> {
-    let mut context = PgMemoryContexts::new("parallel_replicas shipped plan");
-    // SAFETY: as the caller says; nothing that is allocated there is used afterwards.
+    // SAFETY: as the caller says; the text is copied.
     unsafe {
-        context.switch_to(|_| {
-            let statement = shipped_statement(state, fragment, estate);
-            CStr::from_ptr(pg_sys::nodeToString(statement.cast()))
-                .to_bytes()
-                .to_vec()
-        })
+        let statement = shipped_statement(state, fragment, estate);
+        CStr::from_ptr(pg_sys::nodeToString(statement.cast()))
+            .to_bytes()
+            .to_vec()
     }
 }
 

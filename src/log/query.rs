@@ -50,9 +50,10 @@ pub unsafe fn enter(estate: *mut pg_sys::EState, granted: Option<(u32, u64)>) ->
     LAST.set(Some(origin.query_id));
     // SAFETY: plain globals; only addresses are compared.
     unsafe {
-        // What the client sent belongs to who is logged in, as in pg_stat_activity, whatever role executes it.
+        // A query that the client sent belongs to who is logged in, as in pg_stat_activity, whatever role
+        // executes it.
         if std::ptr::eq((*estate).es_sourceText, pg_sys::debug_query_string) {
-            origin.user = pg_sys::GetSessionUserId().to_u32();
+            origin.user = pg_sys::GetAuthenticatedUserId().to_u32();
         }
     }
     if settings::log_level() == LogLevel::Off {
@@ -174,7 +175,7 @@ pub fn planned_without(code: &str, text: &str) {
         (
             utf8(pg_sys::debug_query_string),
             pg_sys::GetCurrentTimestamp(),
-            pg_sys::GetSessionUserId().to_u32(),
+            pg_sys::GetAuthenticatedUserId().to_u32(),
         )
     };
     let origin = Origin {

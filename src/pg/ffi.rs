@@ -121,7 +121,6 @@ unsafe extern "C-unwind" {
     pub static FeBeWaitSet: *mut pg_sys::WaitEventSet;
 }
 
-/// Declares functions and wraps each in pgrx's guard, for callers that have values with destructors.
 type FetchParameter = unsafe extern "C-unwind" fn(
     pg_sys::ParamListInfo,
     c_int,
@@ -143,6 +142,7 @@ pub unsafe fn fetch_parameter(
     unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| fetch(parameters, number, true, computed)) }
 }
 
+/// Declares functions and wraps each in pgrx's guard, for callers that have values with destructors.
 macro_rules! guarded {
     ($(fn $name:ident($($argument:ident: $kind:ty),* $(,)?) -> $result:ty;)*) => {
         #[allow(non_snake_case, clippy::missing_safety_doc)]

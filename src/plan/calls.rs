@@ -39,7 +39,8 @@ pub unsafe fn check(node: *mut pg_sys::Node, findings: &mut Findings) -> Result<
                     &[Use::Compared]
                 }
                 true => &[Use::Written],
-                false => &[Use::Written, Use::Read],
+                false if makes_values_inside(function) => &[Use::Written, Use::Read],
+                false => &[Use::Written],
             };
             for used in used {
                 argument_types(node, *used, findings)?;
@@ -57,6 +58,19 @@ pub unsafe fn check(node: *mut pg_sys::Node, findings: &mut Findings) -> Result<
         }
     }
     Ok(Walk::Down)
+}
+
+/// Is its result of a type that has others inside, or not known beforehand?
+///
+/// # Safety
+/// In a transaction.
+unsafe fn makes_values_inside(function: pg_sys::Oid) -> bool {
+    // SAFETY: catalog cache lookups.
+    unsafe {
+        let result = pg_sys::get_func_rettype(function);
+        pg_sys::get_typtype(result) as u8 != b'b'
+            || pg_sys::get_element_type(result) != pg_sys::InvalidOid
+    }
 }
 
 /// A function is known to give the same result everywhere if it is built in and depends on nothing

@@ -34,9 +34,12 @@ pub unsafe fn check_family(
             family,
             |member: &pg_sys::FormData_pg_amproc| member.amproc,
         );
+        // A member that reads the time zone need not be what the query uses; its condition tells.
+        let time_zone = findings.time_zone;
         for procedure in procedures {
             support(procedure, findings)?;
         }
+        findings.time_zone = time_zone;
         if method != pg_sys::BTREE_AM_OID && method != pg_sys::BRIN_AM_OID {
             return Ok(());
         }

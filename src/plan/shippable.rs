@@ -32,8 +32,10 @@ const DEFAULT_COLLATION: u32 = 100;
 const CMIN: i16 = -3;
 const CMAX: i16 = -5;
 
-/// Most bytes of constants that are shipped. A plan's text has up to five for each.
+/// Most bytes of constants that are shipped. A plan's text has up to five for each, and some 150 for a constant
+/// without any.
 const CONSTANT_BYTES_MAX: usize = 8 << 20;
+const CONSTANT_BYTES_LEAST: usize = 30;
 
 /// Whose check it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -620,6 +622,7 @@ unsafe fn expression_node(
                 if is_anonymous((*constant).consttype) {
                     return Err(Refused::new(Reason::RecordOutput, ""));
                 }
+                findings.constant_bytes += CONSTANT_BYTES_LEAST;
                 findings.constant_bytes += ffi::guarded::datumEstimateSpace(
                     (*constant).constvalue,
                     (*constant).constisnull,

@@ -124,12 +124,14 @@ pub enum Standing {
 /// foreign keys checked at COMMIT, domains checked at Bind, arguments of EXECUTE, event triggers.
 ///
 /// # Safety
-/// `statement` is a valid planned statement, a utility's or one whose rows go to `dest`.
+/// `statement` is a valid planned statement, a utility's or one whose rows go to `dest`, if they do not go to
+/// EXPLAIN.
 pub unsafe fn standing(
     statement: *const pg_sys::PlannedStmt,
     dest: pg_sys::CommandDest::Type,
+    explained: bool,
 ) -> Standing {
-    use pg_sys::CommandDest::{DestCopyOut, DestIntoRel, DestNone, DestTransientRel};
+    use pg_sys::CommandDest::{DestCopyOut, DestIntoRel, DestTransientRel};
     let depth = depth();
     if depth > 1 || statement::is_in_spi() {
         return Standing::Nested;
@@ -139,7 +141,7 @@ pub unsafe fn standing(
     match (depth, FIRST[0].get().frame) {
         (0, _) if in_portal => Standing::Own,
         (1, Frame::ThroughPortal) if in_portal => Standing::Through { load: false },
-        (1, Frame::Through) if [DestNone, DestIntoRel, DestCopyOut].contains(&dest) => {
+        (1, Frame::Through) if explained || [DestIntoRel, DestCopyOut].contains(&dest) => {
             Standing::Through { load: false }
         }
         (1, Frame::ThroughLoad) if in_portal || [DestIntoRel, DestTransientRel].contains(&dest) => {

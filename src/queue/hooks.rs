@@ -131,7 +131,9 @@ unsafe extern "C-unwind" fn admit_query(query: *mut pg_sys::QueryDesc, is_explai
             true => pg_sys::CommandDest::DestNone,
             false => (*(*query).dest).mydest,
         };
-        let standing = frames::standing(statement, dest);
+        // What functions execute is not measured for EXPLAIN.
+        let explained = is_explained_only || (*query).instrument_options != 0;
+        let standing = frames::standing(statement, dest, explained);
         let Some(kind) = need::kind(statement, standing) else {
             return;
         };
@@ -346,7 +348,7 @@ unsafe fn admit_utility(planned: *mut pg_sys::PlannedStmt) -> bool {
             _ => return false,
         };
         if settings::kinds() & kind as u32 == 0
-            || frames::standing(planned, pg_sys::CommandDest::DestNone) != Standing::Own
+            || frames::standing(planned, pg_sys::CommandDest::DestNone, false) != Standing::Own
             || !may_queue()
         {
             return false;

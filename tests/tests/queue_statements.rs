@@ -465,7 +465,7 @@ fn arguments_of_execute_do_not_queue() {
          CREATE FUNCTION loops() RETURNS int STABLE LANGUAGE plpgsql AS $$
              DECLARE n int; BEGIN FOR n IN SELECT i FROM t ORDER BY i OFFSET 6 LOOP RETURN n; END LOOP; END $$;
          CREATE FUNCTION counts() RETURNS int STABLE LANGUAGE sql AS
-             'SELECT count(*)::int FROM t WHERE i <= 7'",
+             'SELECT count(*) FROM t; SELECT count(*)::int FROM t WHERE i <= 7'",
     );
     for function in ["catches()", "calls()", "loops()", "counts()"] {
         for statement in ["", "EXPLAIN ANALYZE", "CREATE TABLE made AS"] {
