@@ -17,7 +17,7 @@ DECLARE
                     FROM pg_type t JOIN pg_class c ON c.oid = t.typrelid
                     JOIN pg_namespace n ON n.oid = c.relnamespace
                    WHERE t.oid = pg_typeof(cluster_all_replicas.relation)
-                     AND c.relkind IN ('r', 'v', 'm', 'p'));
+                     AND c.relkind <> 'c');
 BEGIN
     IF name IS NULL THEN
         RAISE EXCEPTION 'type % is not the row type of a table or view',
@@ -26,13 +26,13 @@ BEGIN
                   HINT = 'Name the relation as a null value of its row type, such as '
                          'NULL::parallel_replicas.events.';
     END IF;
+    -- A column may have the name of the alias, and would be meant by it alone.
     RETURN QUERY EXECUTE format(
-        'SELECT %L::text, parallel_replicas.hostname(), t::%s FROM %s t '
-        'UNION ALL '
-        'SELECT r.replica, r.hostname, r.line::%s '
-        'FROM parallel_replicas.rows_of_replicas($1, %L::regclass) r',
-        'local', name, name, name, name)
-        USING cluster_all_replicas.cluster;
+        'SELECT %L::text, parallel_replicas.hostname(), (r.*)::%s FROM %s r', 'local', name, name);
+    RETURN QUERY
+        SELECT r.replica, r.hostname, r."row"
+          FROM parallel_replicas.rows_of_replicas(
+                   cluster_all_replicas.cluster, cluster_all_replicas.relation) r;
 END
 $function$;
 
@@ -45,7 +45,7 @@ COMMENT ON FUNCTION parallel_replicas.cluster_all_replicas(text, anyelement) IS
 CREATE VIEW parallel_replicas.cluster_events AS
     SELECT a.replica, a.hostname, (a."row").*
       FROM parallel_replicas.cluster_all_replicas(
-               current_setting('cluster_for_parallel_replicas'),
+               current_setting('cluster_for_parallel_replicas', true),
                NULL::parallel_replicas.events) a;
 
 COMMENT ON VIEW parallel_replicas.cluster_events IS
@@ -54,7 +54,7 @@ COMMENT ON VIEW parallel_replicas.cluster_events IS
 CREATE VIEW parallel_replicas.cluster_running_fragments AS
     SELECT a.replica, a.hostname, (a."row").*
       FROM parallel_replicas.cluster_all_replicas(
-               current_setting('cluster_for_parallel_replicas'),
+               current_setting('cluster_for_parallel_replicas', true),
                NULL::parallel_replicas.running_fragments) a;
 
 COMMENT ON VIEW parallel_replicas.cluster_running_fragments IS
@@ -63,7 +63,7 @@ COMMENT ON VIEW parallel_replicas.cluster_running_fragments IS
 CREATE VIEW parallel_replicas.cluster_query_log AS
     SELECT a.replica, a.hostname, (a."row").*
       FROM parallel_replicas.cluster_all_replicas(
-               current_setting('cluster_for_parallel_replicas'),
+               current_setting('cluster_for_parallel_replicas', true),
                NULL::parallel_replicas.query_log) a;
 
 COMMENT ON VIEW parallel_replicas.cluster_query_log IS

@@ -3,14 +3,17 @@
 //! Ordinary SQL over connections of its own, with the rights of the link's account; what a replica
 //! cannot answer is a warning.
 
+use super::readable::{Readable, readable};
+use super::taken::{BYTES_MAX, Form, Rows};
 use crate::choice;
 use crate::cluster::{self, Purpose, Replica, connect_parameters};
 use crate::error;
-use crate::net::{NetError, QueryResult, connect_wait, query_wait};
+use crate::net::{NetError, connect_wait, query_wait, rows_wait};
+use crate::pg::attempt::attempt;
 use crate::settings;
 use pgrx::prelude::*;
-use pgrx::{PgLogLevel, PgSqlErrorCode, pg_sys};
-use std::ffi::{CStr, CString};
+use pgrx::{AnyElement, PgLogLevel, PgSqlErrorCode, pg_sys};
+use std::ffi::CString;
 use std::time::{Duration, Instant};
 
 /// How long a replica may take to answer.
@@ -23,118 +26,73 @@ pgrx::extension_sql_file!(
 );
 
 /// The rows of a relation on each replica of the cluster but this server itself: name of the replica,
-/// its host's name, the row as text. Raises 42501 if the user may not read it so, 42809 if it is no
-/// table or view.
+/// its host's name, the row. The relation is the one whose row type the second argument has. Raises
+/// 42501 if the user may not read it so, 42809 if it is no table or view, and 54000 if its rows are too
+/// many.
+///
+/// The settings here read values as those of `Purpose::Read` print them.
 #[pg_extern(
     volatile,
-    strict,
     parallel_unsafe,
-    sql = "CREATE FUNCTION rows_of_replicas(cluster text, relation regclass, \
-               OUT replica text, OUT hostname text, OUT line text) \
-           RETURNS SETOF record VOLATILE STRICT PARALLEL UNSAFE \
-           SET search_path TO pg_catalog, pg_temp \
+    sql = "CREATE FUNCTION rows_of_replicas(cluster text, relation anyelement, \
+               OUT replica text, OUT hostname text, OUT \"row\" anyelement) \
+           RETURNS SETOF record VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE \
+           SET search_path TO pg_catalog, pg_temp SET intervalstyle TO postgres \
+           SET lc_monetary TO 'C' SET array_nulls TO on SET xmloption TO content \
            LANGUAGE c AS '@MODULE_PATHNAME@', '@FUNCTION_NAME@';"
 )]
 fn rows_of_replicas(
-    cluster: &str,
-    relation: pg_sys::Oid,
+    // The bytes of a text, which need not be UTF-8.
+    cluster: Option<&[u8]>,
+    call: pg_sys::FunctionCallInfo,
 ) -> TableIterator<
     'static,
     (
-        name!(replica, String),
-        name!(hostname, String),
-        name!(line, String),
+        name!(replica, Option<AnyElement>),
+        name!(hostname, Option<AnyElement>),
+        name!(row, Option<AnyElement>),
     ),
 > {
-    let relation = readable(relation);
-    let mut rows = Vec::new();
-    for replica in choice::trusted(&cluster::replicas(cluster)) {
-        match read(replica, &relation) {
-            Ok(answer) => {
-                let own = super::replicas::local_identity().instance_id;
-                for row in 0..answer.rows() {
-                    let field = |column| answer.text(row, column).unwrap_or_default().to_owned();
-                    // This server itself, on a standby that is a replica of the cluster.
-                    if own.as_deref() != Some(field(1).as_str()) {
-                        rows.push((replica.name.clone(), field(0), field(2)));
-                    }
-                }
+    // SAFETY: the call that PostgreSQL is making.
+    let row_type = unsafe { pg_sys::get_fn_expr_argtype((*call).flinfo, 1) };
+    let relation = readable(row_type);
+    let cluster = String::from_utf8_lossy(cluster.unwrap_or_default());
+    let mut rows = Rows::of(row_type);
+    for replica in choice::trusted(&cluster::replicas(&cluster)) {
+        let before = rows.taken.len();
+        match read(replica, &relation, &mut rows) {
+            Ok(()) => {}
+            Err(Trouble::Replica { why, hint }) => {
+                rows.taken.truncate(before);
+                warn(replica, &why, hint);
             }
-            Err((why, hint)) => warn(replica, &why, hint),
+            Err(Trouble::TooMuch) => error::raise(
+                PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+                format!("rows of {} on replicas are too many", relation.shown()),
+                &format!(
+                    "Those of all replicas together may take {} MB of memory.",
+                    BYTES_MAX >> 20
+                ),
+                "Read a materialized view of what is wanted, or ask the replicas themselves.",
+            ),
         }
     }
-    TableIterator::new(rows)
+    TableIterator::new(rows.taken)
 }
 
-/// The relation's qualified and quoted name, if the user may have it read with the rights of the link's
-/// account.
-///
-/// The functions of a view run as that account, and policies on rows are applied to it. So users get
-/// at what superusers have made, if no policy applies to them; superusers at everything.
-fn readable(relation: pg_sys::Oid) -> CString {
-    // SAFETY: main thread, inside a transaction. The row of the catalog is let go before anything can
-    // raise an error on purpose; names are copies of PostgreSQL's.
-    let (name, kind, owner, qualified) = unsafe {
-        let tuple = pg_sys::SearchSysCache1(
-            pg_sys::SysCacheIdentifier::RELOID as i32,
-            pg_sys::Datum::from(relation),
-        );
-        if tuple.is_null() {
-            error::raise(
-                PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE,
-                format!("relation with OID {} does not exist", relation.to_u32()),
-                "",
-                "",
-            );
+/// Why there are no rows of a replica.
+pub enum Trouble {
+    Replica { why: String, hint: Option<String> },
+    TooMuch,
+}
+
+impl From<NetError> for Trouble {
+    fn from(error: NetError) -> Self {
+        Trouble::Replica {
+            why: error.to_string(),
+            hint: error.hint(),
         }
-        let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_class>();
-        let name = pg_sys::pstrdup((*form).relname.data.as_ptr());
-        let (kind, owner) = ((*form).relkind, (*form).relowner);
-        let schema = pg_sys::get_namespace_name((*form).relnamespace);
-        pg_sys::ReleaseSysCache(tuple);
-        let qualified = pg_sys::quote_qualified_identifier(schema, name);
-        (name, kind, owner, CStr::from_ptr(qualified).to_owned())
-    };
-    const KINDS: [u8; 5] = [
-        pg_sys::RELKIND_RELATION,
-        pg_sys::RELKIND_VIEW,
-        pg_sys::RELKIND_MATVIEW,
-        pg_sys::RELKIND_FOREIGN_TABLE,
-        pg_sys::RELKIND_PARTITIONED_TABLE,
-    ];
-    let shown = qualified.to_string_lossy();
-    if !KINDS.contains(&(kind as u8)) {
-        error::raise(
-            PgSqlErrorCode::ERRCODE_WRONG_OBJECT_TYPE,
-            format!("{shown} is not a table or view"),
-            "",
-            "",
-        );
     }
-    // SAFETY: as above; the name is zero-terminated.
-    let (is_superuser, is_trusted, has_policy) = unsafe {
-        let user = pg_sys::GetUserId();
-        let allowed = pg_sys::pg_class_aclcheck(relation, user, pg_sys::ACL_SELECT);
-        if allowed != pg_sys::AclResult::ACLCHECK_OK {
-            pg_sys::aclcheck_error(allowed, pg_sys::get_relkind_objtype(kind), name);
-        }
-        let policy = pg_sys::check_enable_rls(relation, user, true);
-        (
-            pg_sys::superuser_arg(user),
-            pg_sys::superuser_arg(owner),
-            policy == pg_sys::CheckEnableRlsResult::RLS_ENABLED as i32,
-        )
-    };
-    if !is_superuser && (!is_trusted || has_policy) {
-        error::raise(
-            PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
-            format!("permission denied to read {shown} on replicas"),
-            "It would be read there with the rights of the link's account. Only superusers may do that \
-             with a relation that does not belong to a superuser or has row-level security for them.",
-            "",
-        );
-    }
-    qualified
 }
 
 fn warn(replica: &Replica, why: &str, hint: Option<String>) {
@@ -150,24 +108,65 @@ fn warn(replica: &Replica, why: &str, hint: Option<String>) {
     report.report(PgLogLevel::WARNING);
 }
 
-fn read(replica: &Replica, relation: &CStr) -> Result<QueryResult, (String, Option<String>)> {
+fn read(replica: &Replica, relation: &Readable, rows: &mut Rows) -> Result<(), Trouble> {
     // SAFETY: main thread, inside a transaction.
     let user = unsafe { pg_sys::GetUserId() };
-    let target = connect_parameters(replica, user, "parallel_replicas reader", Purpose::Check)
-        .map_err(|unusable| (unusable.to_string(), unusable.hint()))?;
-    let failed = |error: NetError| (error.to_string(), error.hint());
+    let target = connect_parameters(replica, user, "parallel_replicas reader", Purpose::Read)
+        .map_err(|unusable| Trouble::Replica {
+            why: unusable.to_string(),
+            hint: unusable.hint(),
+        })?;
     let timeout = Duration::from_millis(settings::connect_timeout_ms());
-    let mut connection =
-        connect_wait(&target.parameters, Instant::now() + timeout).map_err(failed)?;
-    // Not `t::text`: somebody may have made a cast of his own. The name goes as the bytes that it has.
-    let mut query = b"SELECT parallel_replicas.hostname(), \
-        (SELECT instance_id FROM parallel_replicas.server_identity()), \
-        pg_catalog.textin(pg_catalog.record_out(t)) FROM "
-        .to_vec();
-    query.extend_from_slice(relation.to_bytes());
-    query.extend_from_slice(b" t");
-    let query = CString::new(query)
-        .map_err(|_| ("the relation's name has a zero byte".to_owned(), None))?;
+    let mut connection = connect_wait(&target.parameters, Instant::now() + timeout)?;
     let deadline = Instant::now() + Duration::from_secs(ANSWER_SECONDS);
-    query_wait(&mut connection, &query, deadline).map_err(failed)
+    let about = statement(&[
+        b"SELECT parallel_replicas.hostname(), \
+          (SELECT instance_id FROM parallel_replicas.server_identity()), ",
+        &relation.is_same(),
+    ])?;
+    let about = query_wait(&mut connection, &about, deadline)?;
+    let own = super::replicas::local_identity().instance_id;
+    if own.is_some() && own.as_deref() == about.text(0, 1) {
+        // This server itself, on a standby that is a replica of the cluster.
+        return Ok(());
+    }
+    if about.boolean(0, 2) != Some(true) {
+        return Err(Trouble::Replica {
+            why: "another relation has this name there".into(),
+            hint: Some("Wait until the replica has replayed what was done here.".into()),
+        });
+    }
+    let query = statement(&[
+        b"SELECT ",
+        &rows.names(),
+        b" FROM ",
+        relation.name.to_bytes(),
+        b" r",
+        &relation.condition,
+    ])?;
+    // SAFETY: main thread, inside a transaction; rows are kept in a context of the call.
+    let done = unsafe {
+        attempt(|| {
+            let mut form = Form::new(rows, relation.reads_as);
+            let name = form.text(replica.name.as_bytes());
+            let hostname = form.text(about.bytes(0, 0).unwrap_or_default());
+            rows_wait(&mut connection, &query, deadline, |answer| {
+                let (row, bytes) = form.row(answer);
+                rows.keep((name, hostname, row), bytes)
+            })
+        })
+    };
+    done.unwrap_or_else(|error| {
+        Err(Trouble::Replica {
+            why: error.message().to_owned(),
+            hint: error.hint().map(str::to_owned),
+        })
+    })
+}
+
+fn statement(parts: &[&[u8]]) -> Result<CString, Trouble> {
+    CString::new(parts.concat()).map_err(|_| Trouble::Replica {
+        why: "the relation's name has a zero byte".into(),
+        hint: None,
+    })
 }

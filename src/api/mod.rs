@@ -10,8 +10,10 @@ mod log;
 mod monitor;
 mod prewarm;
 mod queue;
+mod readable;
 mod replicas;
 mod serve;
+mod taken;
 mod timeline;
 
 pgrx::extension_sql_file!("../../sql/bootstrap.sql", name = "bootstrap", bootstrap);

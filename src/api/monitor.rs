@@ -199,7 +199,7 @@ fn last_error(entry: &Entry) -> Option<String> {
 }
 
 /// Error texts may name accounts, and how busy a server is does not concern everybody.
-fn has_privs_of(role: u32) -> bool {
+pub(super) fn has_privs_of(role: u32) -> bool {
     // SAFETY: main thread, inside a transaction; the role is built in.
     unsafe { pg_sys::has_privs_of_role(pg_sys::GetUserId(), pg_sys::Oid::from(role)) }
 }

@@ -36,6 +36,8 @@ pub enum Purpose {
     Link,
     /// Questions in ordinary SQL, also to servers that are set up wrongly.
     Check,
+    /// The same for values that this server reads back, whatever its sessions and the role there have set.
+    Read,
 }
 
 /// Everything that opening a connection needs.
@@ -224,8 +226,15 @@ fn session_options(purpose: Purpose) -> String {
         ("client_min_messages", "warning"),
         ("synchronize_seqscans", "off"),
     ];
-    if purpose == Purpose::Link {
-        settings.push(("enable_parallel_replicas", "0"));
+    match purpose {
+        Purpose::Link => settings.push(("enable_parallel_replicas", "0")),
+        Purpose::Check => {}
+        Purpose::Read => settings.extend([
+            ("datestyle", "ISO"),
+            ("intervalstyle", "postgres"),
+            ("extra_float_digits", "3"),
+            ("lc_monetary", "C"),
+        ]),
     }
     let settings = settings
         .iter()

@@ -410,6 +410,16 @@ impl Connection {
         }
     }
 
+    /// Makes the statement that was just sent give each of its rows as a result of its own, before the
+    /// next one is read, and after them an empty one.
+    pub fn give_rows_singly(&mut self) -> Result<(), NetError> {
+        // SAFETY: live connection.
+        match unsafe { pq_sys::PQsetSingleRowMode(self.raw()) } {
+            1 => Ok(()),
+            _ => Err(NetError::NotReady),
+        }
+    }
+
     /// Reads what the socket has, without waiting, and sends what is queued. After an error, what
     /// arrived before can still be taken, and [`Connection::last_words`] may know the reason.
     pub fn consume_input(&mut self) -> Result<(), NetError> {

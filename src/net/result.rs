@@ -19,13 +19,17 @@ pub enum ResultStatus {
     EmptyQuery,
     CommandOk,
     Tuples,
+    /// One of the rows, after [`Connection::give_rows_singly`].
+    ///
+    /// [`Connection::give_rows_singly`]: super::Connection::give_rows_singly
+    Row,
     CopyOut,
     CopyIn,
     /// Both directions are open: the state that the link protocol runs in.
     CopyBoth,
     /// The server or libpq reported an error; see [`QueryResult::error`].
     Error,
-    /// Something that this project never asks for (pipeline and row modes).
+    /// Something that this project never asks for (pipeline mode).
     Unexpected,
 }
 
@@ -55,6 +59,7 @@ impl QueryResult {
             PGRES_EMPTY_QUERY => ResultStatus::EmptyQuery,
             PGRES_COMMAND_OK => ResultStatus::CommandOk,
             PGRES_TUPLES_OK => ResultStatus::Tuples,
+            PGRES_SINGLE_TUPLE => ResultStatus::Row,
             PGRES_COPY_OUT => ResultStatus::CopyOut,
             PGRES_COPY_IN => ResultStatus::CopyIn,
             PGRES_COPY_BOTH => ResultStatus::CopyBoth,
@@ -96,6 +101,13 @@ impl QueryResult {
                 usize::try_from(length).ok()?,
             ))
         }
+    }
+
+    /// A value in text format as libpq keeps it; `None` as for [`QueryResult::bytes`].
+    pub fn c_text(&self, row: i32, column: i32) -> Option<&CStr> {
+        self.bytes(row, column)?;
+        // SAFETY: such a value exists, and libpq puts a zero after each.
+        Some(unsafe { CStr::from_ptr(pq_sys::PQgetvalue(self.raw(), row, column)) })
     }
 
     /// A value as text; `None` also if it is not UTF-8.

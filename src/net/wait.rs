@@ -14,7 +14,7 @@ use pgrx::{check_for_interrupts, pg_sys};
 use super::connection::{ConnectPoll, Connection, ResultRead};
 use super::error::NetError;
 use super::parameters::ConnectParameters;
-use super::result::QueryResult;
+use super::result::{QueryResult, ResultStatus};
 
 /// What to wait for on a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +114,24 @@ pub fn query_wait(
     last.ok_or(NetError::NotReady)
 }
 
+/// Runs one statement and hands each row on as it comes, so that they are not all kept here.
+///
+/// # Errors
+/// As for [`query_wait`], or what `take` answers, which ends it: the connection may still be busy.
+pub fn rows_wait<E: From<NetError>>(
+    connection: &mut Connection,
+    sql: &CStr,
+    deadline: Instant,
+    mut take: impl FnMut(&QueryResult) -> Result<(), E>,
+) -> Result<(), E> {
+    connection.send_query(sql)?;
+    connection.give_rows_singly()?;
+    each_answer(connection, deadline, |answer| match answer.status() {
+        ResultStatus::Row => take(&answer),
+        _ => Ok(()),
+    })
+}
+
 /// The results of what was sent with [`Connection::send_query`], one for each statement.
 ///
 /// # Errors
@@ -123,16 +141,28 @@ pub fn answers_wait(
     deadline: Instant,
 ) -> Result<Vec<QueryResult>, NetError> {
     let mut answers = Vec::new();
+    each_answer(connection, deadline, |answer| {
+        answers.push(answer);
+        Ok::<_, NetError>(())
+    })?;
+    Ok(answers)
+}
+
+fn each_answer<E: From<NetError>>(
+    connection: &mut Connection,
+    deadline: Instant,
+    mut take: impl FnMut(QueryResult) -> Result<(), E>,
+) -> Result<(), E> {
     let mut failure = None;
     loop {
         match connection.next_result() {
             ResultRead::Result(result) => {
                 if result.is_copy() {
                     // A copy would never end here. The caller's connection is not clean now.
-                    return Err(NetError::NotReady);
+                    return Err(NetError::NotReady.into());
                 }
                 match result.into_ok() {
-                    Ok(answer) => answers.push(answer),
+                    Ok(answer) => take(answer)?,
                     Err(error) => {
                         failure.get_or_insert(error);
                     }
@@ -150,17 +180,19 @@ pub fn answers_wait(
             SocketWait::TimedOut => {
                 return Err(NetError::TimedOut {
                     activity: "waiting for a reply",
-                });
+                }
+                .into());
             }
             SocketWait::Ready { readable: true, .. } => {
                 if let Err(lost) = connection.consume_input() {
-                    return Err(failure.or_else(|| connection.last_words()).unwrap_or(lost));
+                    let failure = failure.or_else(|| connection.last_words());
+                    return Err(failure.unwrap_or(lost).into());
                 }
             }
             SocketWait::Ready { .. } => {}
         }
     }
-    failure.map_or(Ok(answers), Err)
+    failure.map_or(Ok(()), |failure| Err(failure.into()))
 }
 
 /// Sleeps, serving interrupts.

@@ -1,6 +1,7 @@
 //! The unsafe room: what PostgreSQL exports and pgrx does not bind, and thin wrappers over the
 //! rest. Everything that differs between majors lives here. No business rules.
 
+pub mod attempt;
 pub mod catalog;
 pub mod collation;
 pub mod executor;

@@ -140,7 +140,9 @@ fn of_replicas(sheet: &mut Sheet) {
     cluster.psql(
         PRIMARY,
         "CREATE TABLE t AS SELECT i, repeat('x', 100) AS pad FROM generate_series(1, 10000) i;
-         CREATE VIEW v AS SELECT 1; CREATE ROLE anybody; GRANT USAGE ON SCHEMA public TO anybody;
+         CREATE VIEW v AS SELECT 1;
+         CREATE VIEW large AS SELECT repeat('x', 1 << 20) AS x FROM generate_series(1, 70);
+         CREATE ROLE anybody; GRANT USAGE ON SCHEMA public TO anybody;
          GRANT CREATE ON SCHEMA public TO anybody;
          SET ROLE anybody; CREATE TABLE own(i int); RESET ROLE;
          ANALYZE t;
@@ -173,7 +175,12 @@ fn of_replicas(sheet: &mut Sheet) {
         ),
         (
             "no relation that has rows",
-            "CREATE SEQUENCE s; SELECT * FROM parallel_replicas.rows_of_replicas('default', 's');",
+            "CREATE TYPE s AS (i int);
+             SELECT replica FROM parallel_replicas.rows_of_replicas('default', NULL::s);",
+        ),
+        (
+            "rows of replicas that are too many",
+            "SELECT replica FROM parallel_replicas.rows_of_replicas('default', NULL::large);",
         ),
         (
             "rights of somebody else",

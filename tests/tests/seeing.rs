@@ -516,33 +516,53 @@ fn users_read_what_is_harmless(cluster: &Cluster) {
          CREATE USER MAPPING FOR nosy SERVER standby2 OPTIONS (user 'postgres', password_required 'false');
          GRANT USAGE ON FOREIGN SERVER standby1, standby2 TO nosy;
          CREATE SCHEMA own AUTHORIZATION nosy; CREATE TABLE policed AS SELECT 1 AS i;
-         GRANT SELECT ON policed TO nosy; ALTER TABLE policed ENABLE ROW LEVEL SECURITY;
+         GRANT SELECT ON policed, t TO nosy; ALTER TABLE policed ENABLE ROW LEVEL SECURITY;
          SET ROLE nosy;
          CREATE FUNCTION own.who() RETURNS name LANGUAGE sql AS 'SELECT current_user';
-         CREATE VIEW own.trap AS SELECT own.who() AS who",
+         CREATE VIEW own.trap AS SELECT own.who() AS who; RESET ROLE;
+         CREATE FOREIGN DATA WRAPPER elsewhere; CREATE SERVER elsewhere FOREIGN DATA WRAPPER elsewhere;
+         CREATE FOREIGN TABLE afar(i int) SERVER elsewhere;
+         CREATE TABLE partly(i int) PARTITION BY LIST (i);
+         CREATE FOREIGN TABLE part PARTITION OF partly FOR VALUES IN (1) SERVER elsewhere;
+         CREATE VIEW plain AS SELECT 1 AS i; CREATE MATERIALIZED VIEW kept AS SELECT 1 AS i;
+         GRANT SELECT ON afar, partly, plain, kept TO nosy",
     );
     cluster.wait_all_caught_up();
     let mut nosy = cluster.connect_as(PRIMARY, "nosy");
-    for (relation, code) in [
-        ("(SELECT passwd FROM pg_shadow)", "42602"),
-        ("hidden; DROP TABLE hidden", "42602"),
-        ("hidden", "42501"),
-        ("pg_authid", "42501"),
-        ("own.trap", "42501"),
-        ("policed", "42501"),
-        ("pg_class_oid_index", "42809"),
-    ] {
-        let refused = nosy
-            .query(
-                &format!(
-                    "SELECT * FROM parallel_replicas.rows_of_replicas('default', '{relation}')"
-                ),
-                &[],
-            )
-            .expect_err(relation);
+    let read = |relation: &str| {
+        format!(
+            "SELECT count(*)::text
+               FROM parallel_replicas.rows_of_replicas('default', NULL::{relation})"
+        )
+    };
+    let refused = [
+        "hidden",
+        "pg_authid",
+        "own.trap",
+        "policed",
+        "plain",
+        "afar",
+        "partly",
+        "pg_stats",
+        "pg_user_mappings",
+        "pg_stat_activity",
+        "parallel_replicas.replicas",
+        "parallel_replicas.running_queries",
+        "parallel_replicas.cluster_query_log",
+    ];
+    for relation in refused {
+        let refused = nosy.query(&read(relation), &[]).expect_err(relation);
         let refused = refused.as_db_error().expect("the server's own error");
-        assert_eq!(refused.code().code(), code, "{relation}: {refused}");
+        assert_eq!(refused.code().code(), "42501", "{relation}: {refused}");
     }
+    for (relation, rows) in [("kept", "2"), ("parallel_replicas.resource_groups", "0")] {
+        assert_eq!(text(&mut nosy, &read(relation)), rows, "{relation}");
+    }
+    // Members of pg_monitor see all of these on each server.
+    cluster.psql(PRIMARY, "GRANT pg_monitor TO nosy");
+    assert_eq!(text(&mut nosy, &read("parallel_replicas.replicas")), "4");
+    cluster.psql(PRIMARY, "REVOKE pg_monitor FROM nosy");
+    others_queries_stay_hidden(cluster, &mut nosy);
     assert_eq!(
         text(
             &mut nosy,
@@ -551,6 +571,29 @@ fn users_read_what_is_harmless(cluster: &Cluster) {
         ),
         "local standby1 standby2"
     );
+}
+
+/// A log of a replica, that its superuser sees whole.
+fn others_queries_stay_hidden(cluster: &Cluster, nosy: &mut Client) {
+    let mut standby = cluster.connect(1);
+    let mut own = cluster.connect_as(1, "nosy");
+    for client in [&mut standby, &mut own] {
+        client
+            .batch_execute(
+                "SET enable_parallel_replicas = 1; SET parallel_replicas.replica_tag = 'x';
+                 SELECT count(*) FROM t",
+            )
+            .expect("a query");
+    }
+    let users = "SELECT string_agg(DISTINCT \"user\", ' ' ORDER BY \"user\")
+                   FROM parallel_replicas.cluster_query_log WHERE replica = 'standby1'";
+    assert_eq!(text(nosy, users), "nosy");
+    assert_eq!(text(&mut cluster.connect(PRIMARY), users), "nosy postgres");
+    cluster.psql(PRIMARY, "GRANT pg_read_all_stats TO nosy");
+    cluster.wait_all_caught_up();
+    assert_eq!(text(nosy, users), "nosy postgres");
+    cluster.psql(PRIMARY, "REVOKE pg_read_all_stats FROM nosy");
+    cluster.wait_all_caught_up();
 }
 
 fn running_fragments_are_seen_from_the_coordinator(cluster: &Cluster) {

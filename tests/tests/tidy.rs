@@ -222,6 +222,7 @@ fn the_library_needs_only_old_libpq_functions() {
         "PQsendQuery",
         "PQsetErrorVerbosity",
         "PQsetNoticeReceiver",
+        "PQsetSingleRowMode",
         "PQsetnonblocking",
         "PQsocket",
         "PQgssEncInUse",
