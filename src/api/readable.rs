@@ -83,7 +83,7 @@ pub fn readable(row_type: pg_sys::Oid) -> Readable {
         );
     };
     // SAFETY: main thread, inside a transaction; the relation is locked, its name is zero-terminated.
-    let (is_superuser, is_of_superuser, has_policy) = unsafe {
+    let (is_superuser, is_safe, has_policy) = unsafe {
         let user = pg_sys::GetUserId();
         let allowed = pg_sys::pg_class_aclcheck(relation, user, pg_sys::ACL_SELECT);
         if allowed != pg_sys::AclResult::ACLCHECK_OK {
@@ -93,13 +93,13 @@ pub fn readable(row_type: pg_sys::Oid) -> Readable {
         let policy = pg_sys::check_enable_rls(relation, user, true);
         (
             pg_sys::superuser_arg(user),
-            pg_sys::superuser_arg(class.owner),
+            pg_sys::superuser_arg(class.owner) && is_in_schema_of_superuser(relation),
             policy == pg_sys::CheckEnableRlsResult::RLS_ENABLED as i32,
         )
     };
     let condition = match is_superuser {
         true => Some(Vec::new()),
-        false if !is_of_superuser || has_policy => None,
+        false if !is_safe || has_policy => None,
         false => condition(relation, &class),
     };
     let Some(condition) = condition else {
@@ -110,8 +110,8 @@ pub fn readable(row_type: pg_sys::Oid) -> Readable {
                 class.qualified.to_string_lossy()
             ),
             "It would be read there with the rights of the link's account. Users who are not superusers \
-             may read so only tables and materialized views that belong to a superuser and have no \
-             row-level security for them, and views of this extension that show them no more than \
+             may read so only tables and materialized views that belong to a superuser, as their schema \
+             and parts do, and have no row-level security for them, and views of this extension that show them no more than \
              they may see.",
             "Let a superuser read it, or keep what is to be read in a table or materialized view of a \
              superuser.",
@@ -121,7 +121,7 @@ pub fn readable(row_type: pg_sys::Oid) -> Readable {
         relation,
         name: class.qualified,
         condition,
-        reads_as: (is_superuser && !is_of_superuser).then_some(class.owner),
+        reads_as: (is_superuser && !is_safe).then_some(class.owner),
     }
 }
 
@@ -176,7 +176,7 @@ fn condition(relation: pg_sys::Oid, class: &Class) -> Option<Vec<u8>> {
     match class.kind {
         pg_sys::RELKIND_MATVIEW => Some(Vec::new()),
         pg_sys::RELKIND_RELATION | pg_sys::RELKIND_PARTITIONED_TABLE => {
-            (!has_foreign_parts(relation)).then(Vec::new)
+            (!has_other_parts(relation)).then(Vec::new)
         }
         pg_sys::RELKIND_VIEW if is_own(relation) => {
             let is_one_of = |names: &[&CStr]| names.contains(&class.name.as_c_str());
@@ -201,8 +201,8 @@ fn is_own(relation: pg_sys::Oid) -> bool {
     }
 }
 
-/// Is a partition or child a foreign table?
-fn has_foreign_parts(relation: pg_sys::Oid) -> bool {
+/// Is a partition or child a foreign table, or somebody's, whose indexes may have functions?
+fn has_other_parts(relation: pg_sys::Oid) -> bool {
     // SAFETY: main thread, inside a transaction; takes the locks that a query would.
     unsafe {
         let lock = pg_sys::AccessShareLock as i32;
@@ -210,7 +210,59 @@ fn has_foreign_parts(relation: pg_sys::Oid) -> bool {
         (0..(*all).length as usize).any(|index| {
             let part = (*(*all).elements.add(index)).oid_value;
             pg_sys::get_rel_relkind(part) as u8 == pg_sys::RELKIND_FOREIGN_TABLE
+                || !is_of_superuser(pg_sys::SysCacheIdentifier::RELOID, part, |class| {
+                    let class: *const pg_sys::FormData_pg_class = class.cast();
+                    (*class).relowner
+                })
         })
+    }
+}
+
+/// Who owns a schema can rename it, and make another with a view of the relation's name.
+///
+/// # Safety
+/// Main thread, inside a transaction.
+unsafe fn is_in_schema_of_superuser(relation: pg_sys::Oid) -> bool {
+    // SAFETY: as the caller says.
+    unsafe {
+        let schema = pg_sys::get_rel_namespace(relation);
+        let mut owner = pg_sys::InvalidOid;
+        let known = is_of_superuser(pg_sys::SysCacheIdentifier::NAMESPACEOID, schema, |row| {
+            let row: *const pg_sys::FormData_pg_namespace = row.cast();
+            owner = (*row).nspowner;
+            owner
+        });
+        known
+            || owner.to_u32() == pg_sys::ROLE_PG_DATABASE_OWNER
+                && is_of_superuser(
+                    pg_sys::SysCacheIdentifier::DATABASEOID,
+                    pg_sys::MyDatabaseId,
+                    |row| {
+                        let row: *const pg_sys::FormData_pg_database = row.cast();
+                        (*row).datdba
+                    },
+                )
+    }
+}
+
+/// Does a superuser own it? `owner` finds the owner in its row of the catalog.
+///
+/// # Safety
+/// Main thread, inside a transaction; `owner` knows what rows the cache has.
+unsafe fn is_of_superuser(
+    cache: pg_sys::SysCacheIdentifier::Type,
+    oid: pg_sys::Oid,
+    owner: impl FnOnce(*const c_char) -> pg_sys::Oid,
+) -> bool {
+    // SAFETY: as the caller says; the row is given back.
+    unsafe {
+        let tuple = pg_sys::SearchSysCache1(cache as i32, oid.into());
+        if tuple.is_null() {
+            return false;
+        }
+        let owner = owner(pg_sys::GETSTRUCT(tuple));
+        pg_sys::ReleaseSysCache(tuple);
+        pg_sys::superuser_arg(owner)
     }
 }
 

@@ -7,8 +7,8 @@ use std::ffi::{CStr, c_char};
 
 /// Memory that the rows of all replicas may take.
 pub const BYTES_MAX: usize = 64 << 20;
-/// What a row takes beside its values: its place in the list, and in its memory context.
-const ROW_BYTES: usize = size_of::<Row>() + 16;
+/// What a row takes beside its values: its place in the list.
+const ROW_BYTES: usize = size_of::<Row>();
 
 /// Name of the replica, its host's name, and the row.
 pub type Row = (Option<AnyElement>, Option<AnyElement>, Option<AnyElement>);
@@ -90,8 +90,9 @@ pub struct Form {
 }
 
 impl Form {
-    /// Types may have functions of their own: they are executed with the rights of `reads_as`, if it is
-    /// given, until the subtransaction ends.
+    /// Types may have functions of their own: they are executed with the rights of `reads_as`, or else the
+    /// user's, and may not do everything, until the subtransaction ends. Domains are not checked: the values
+    /// come from a column of the domain.
     ///
     /// # Safety
     /// Main thread, in a subtransaction that will be undone before another `Form` is made, and in its
@@ -101,12 +102,10 @@ impl Form {
         let present = (0..columns.len()).filter(|place| !columns[*place].attisdropped);
         // SAFETY: as the caller says.
         let (readers, scratch) = unsafe {
-            if let Some(role) = reads_as {
-                let (mut user, mut context) = (pg_sys::InvalidOid, 0);
-                pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
-                let restricted = pg_sys::SECURITY_RESTRICTED_OPERATION as i32;
-                pg_sys::SetUserIdAndSecContext(role, context | restricted);
-            }
+            let (mut user, mut context) = (pg_sys::InvalidOid, 0);
+            pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
+            let restricted = pg_sys::SECURITY_RESTRICTED_OPERATION as i32;
+            pg_sys::SetUserIdAndSecContext(reads_as.unwrap_or(user), context | restricted);
             let scratch = pg_sys::AllocSetContextCreateInternal(
                 pg_sys::CurrentMemoryContext,
                 c"row of a replica".as_ptr(),
@@ -114,7 +113,10 @@ impl Form {
                 pg_sys::ALLOCSET_DEFAULT_INITSIZE as usize,
                 pg_sys::ALLOCSET_DEFAULT_MAXSIZE as usize,
             );
-            (pg_sys::TupleDescGetAttInMetadata(rows.shape), scratch)
+            (
+                pg_sys::TupleDescGetAttInMetadata(without_domains(rows.shape)),
+                scratch,
+            )
         };
         Form {
             row_type: rows.row_type,
@@ -147,7 +149,8 @@ impl Form {
             pg_sys::CurrentMemoryContext = self.context;
             let row = pg_sys::heap_copy_tuple_as_datum(tuple, self.shape);
             pg_sys::CurrentMemoryContext = before;
-            (value(row, self.row_type), (*tuple).t_len as usize)
+            let bytes = pg_sys::GetMemoryChunkSpace(row.cast_mut_ptr());
+            (value(row, self.row_type), bytes as usize)
         }
     }
 
@@ -162,6 +165,24 @@ impl Form {
             pg_sys::CurrentMemoryContext = before;
             value(pg_sys::Datum::from(text), pg_sys::TEXTOID)
         }
+    }
+}
+
+/// A description of the same rows with the types below domains, which have the same form.
+///
+/// # Safety
+/// `shape` is valid; inside a transaction.
+unsafe fn without_domains(shape: pg_sys::TupleDesc) -> pg_sys::TupleDesc {
+    // SAFETY: as the caller says; the copy is ours.
+    unsafe {
+        let copy = pg_sys::CreateTupleDescCopy(shape);
+        for column in (*copy).attrs.as_mut_slice((*copy).natts.max(0) as usize) {
+            if !column.attisdropped {
+                column.atttypid =
+                    pg_sys::getBaseTypeAndTypmod(column.atttypid, &mut column.atttypmod);
+            }
+        }
+        copy
     }
 }
 

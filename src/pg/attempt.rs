@@ -1,12 +1,14 @@
 //! Work whose errors cost nothing but the work.
 
+use pgrx::PgSqlErrorCode::{ERRCODE_QUERY_CANCELED, ERRCODE_T_R_SERIALIZATION_FAILURE};
+use pgrx::PgTryBuilder;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::{CaughtError, ErrorReportWithLevel};
-use pgrx::{PgSqlErrorCode, PgTryBuilder};
 use std::panic::AssertUnwindSafe;
 
 /// Does something in a subtransaction and then undoes whatever that has changed: settings, the user
-/// and, if there was an error, what it left behind. A cancel and a defect go on to the caller.
+/// and, if there was an error, what it left behind. A cancel, by the user or by a standby's recovery, and a
+/// defect go on to the caller.
 ///
 /// # Errors
 /// PostgreSQL's, which has been dealt with.
@@ -31,7 +33,8 @@ pub unsafe fn attempt<T>(work: impl FnOnce() -> T) -> Result<T, Box<ErrorReportW
     };
     done.map_err(|caught| match *caught {
         CaughtError::PostgresError(report) | CaughtError::ErrorReport(report)
-            if report.sql_error_code() != PgSqlErrorCode::ERRCODE_QUERY_CANCELED =>
+            if ![ERRCODE_QUERY_CANCELED, ERRCODE_T_R_SERIALIZATION_FAILURE]
+                .contains(&report.sql_error_code()) =>
         {
             Box::new(report)
         }

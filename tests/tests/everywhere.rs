@@ -106,9 +106,9 @@ fn functions_of_types_have_the_rights_of_the_owner(cluster: &Cluster) {
              RETURN true;
          END $$;
          CREATE DOMAIN mallory.d AS int CHECK (mallory.evil(VALUE));
-         CREATE TABLE mallory.x(i mallory.d); INSERT INTO mallory.x VALUES (1);
+         CREATE TABLE mallory.x(i mallory.d, a mallory.d[]); INSERT INTO mallory.x VALUES (1, '{2}');
          CREATE FUNCTION mallory.evil(text) RETURNS mallory.x LANGUAGE plpgsql AS $$ BEGIN
-             RAISE WARNING 'cast as %', current_user; RETURN ROW(2);
+             RAISE WARNING 'cast as %', current_user; RETURN ROW(2, NULL);
          END $$;
          CREATE CAST (text AS mallory.x) WITH FUNCTION mallory.evil(text)",
     );
@@ -117,8 +117,15 @@ fn functions_of_types_have_the_rights_of_the_owner(cluster: &Cluster) {
     assert_eq!(
         said(cluster, &read),
         "WARNING:  checked as mallory\n",
-        "the type is mallory's own affair"
+        "the array's type is mallory's own affair, and the column's was looked at there"
     );
+    cluster.psql(PRIMARY, "CREATE TABLE copy AS SELECT i FROM mallory.x");
+    cluster.wait_all_caught_up();
+    assert_eq!(
+        said(cluster, &from_replicas("copy", "(\"row\").i::text")),
+        ""
+    );
+    cluster.psql(PRIMARY, "DROP TABLE copy");
     let output = cluster.psql(PRIMARY, &format!("{read}; SHOW work_mem"));
     assert!(!output.contains("64kB"), "{output}");
     // Nor can the function take the rights back.

@@ -525,7 +525,9 @@ fn users_read_what_is_harmless(cluster: &Cluster) {
          CREATE TABLE partly(i int) PARTITION BY LIST (i);
          CREATE FOREIGN TABLE part PARTITION OF partly FOR VALUES IN (1) SERVER elsewhere;
          CREATE VIEW plain AS SELECT 1 AS i; CREATE MATERIALIZED VIEW kept AS SELECT 1 AS i;
-         GRANT SELECT ON afar, partly, plain, kept TO nosy",
+         CREATE TABLE heirs(i int); CREATE TABLE own.child() INHERITS (heirs); ALTER TABLE own.child OWNER TO nosy;
+         CREATE TABLE own.given AS SELECT 1 AS i;
+         GRANT SELECT ON afar, partly, plain, kept, heirs, own.given TO nosy",
     );
     cluster.wait_all_caught_up();
     let mut nosy = cluster.connect_as(PRIMARY, "nosy");
@@ -543,6 +545,8 @@ fn users_read_what_is_harmless(cluster: &Cluster) {
         "plain",
         "afar",
         "partly",
+        "heirs",
+        "own.given",
         "pg_stats",
         "pg_user_mappings",
         "pg_stat_activity",
