@@ -154,20 +154,9 @@ fn started(client: &mut Client) -> u64 {
     text(client, query).parse().expect("a number")
 }
 
-fn cluster() -> Cluster {
-    let cluster = Cluster::builder()
-        .standbys(2)
-        .autovacuum(false)
-        .setting("parallel_replicas.connect_timeout", "5s")
-        .setting("parallel_replicas.replay_wait_timeout", "30s")
-        .start();
-    cluster.register_replicas();
-    cluster
-}
-
 #[test]
 fn what_is_not_the_same_everywhere_stays() {
-    let cluster = cluster();
+    let cluster = Cluster::with_two_replicas();
     let mut client = cluster.connect(PRIMARY);
     client.batch_execute(TABLES).unwrap();
     client.batch_execute("SET app.language = 'de'").unwrap();
@@ -189,7 +178,7 @@ fn what_is_not_the_same_everywhere_stays() {
 /// Values that are large, on this server's disk alone, or not there at all.
 #[test]
 fn values_are_shipped_or_the_query_stays() {
-    let cluster = cluster();
+    let cluster = Cluster::with_two_replicas();
     let mut client = cluster.connect(PRIMARY);
     client
         .batch_execute(

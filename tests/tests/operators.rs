@@ -14,13 +14,7 @@ const FORCED: &str =
 const OFF: &str = "SET LOCAL parallel_replicas.debug_force = off";
 
 fn cluster(script: &str) -> (Cluster, Client) {
-    let cluster = Cluster::builder()
-        .standbys(2)
-        .autovacuum(false)
-        .setting("parallel_replicas.connect_timeout", "5s")
-        .setting("parallel_replicas.replay_wait_timeout", "30s")
-        .start();
-    cluster.register_replicas();
+    let cluster = Cluster::with_two_replicas();
     let mut client = cluster.connect(PRIMARY);
     client
         .batch_execute(script)
@@ -36,6 +30,21 @@ fn assert_not_called(cluster: &Cluster, query: &str) {
         assert!(!cluster.log(standby).contains("on a replica"), "{query}");
     }
 }
+
+/// A type of PostgreSQL's own gets an order.
+const ORDER_OF_JSON: &str = "
+    CREATE FUNCTION compare(json, json) RETURNS int LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+        BEGIN
+            IF pg_is_in_recovery() THEN
+                RAISE LOG 'compared on a replica';
+            END IF;
+            RETURN bttextcmp($1::text COLLATE \"C\", $2::text COLLATE \"C\");
+        END $$;
+    CREATE FUNCTION less(json, json) RETURNS bool IMMUTABLE PARALLEL SAFE AS
+        'SELECT compare($1, $2) < 0' LANGUAGE sql;
+    CREATE OPERATOR < (FUNCTION = less, LEFTARG = json, RIGHTARG = json);
+    CREATE OPERATOR CLASS by_text DEFAULT FOR TYPE json USING btree AS OPERATOR 1 <,
+        FUNCTION 1 compare(json, json);";
 
 /// Operators of functions that are built in, in classes whose support functions are not.
 const CLASSES: &str = "
@@ -65,18 +74,6 @@ const CLASSES: &str = "
     CREATE OPERATOR CLASS by_order FOR TYPE int USING btree FAMILY AS OPERATOR 1 <<<, OPERATOR 2 <<==,
         OPERATOR 3 ===, OPERATOR 4 >>==, OPERATOR 5 >>>, FUNCTION 1 compare(int, int);
     CREATE OPERATOR CLASS by_hash FOR TYPE int USING hash FAMILY AS OPERATOR 1 ===, FUNCTION 1 hash(int);
-    CREATE FUNCTION compare(json, json) RETURNS int LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
-        BEGIN
-            IF pg_is_in_recovery() THEN
-                RAISE LOG 'compared on a replica';
-            END IF;
-            RETURN bttextcmp($1::text COLLATE \"C\", $2::text COLLATE \"C\");
-        END $$;
-    CREATE FUNCTION less(json, json) RETURNS bool IMMUTABLE PARALLEL SAFE AS
-        'SELECT compare($1, $2) < 0' LANGUAGE sql;
-    CREATE OPERATOR < (FUNCTION = less, LEFTARG = json, RIGHTARG = json);
-    CREATE OPERATOR CLASS by_text DEFAULT FOR TYPE json USING btree AS OPERATOR 1 <,
-        FUNCTION 1 compare(json, json);
     CREATE FUNCTION compare(int[], int[]) RETURNS int LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
         BEGIN
             IF pg_is_in_recovery() THEN
@@ -95,7 +92,8 @@ const CLASSES: &str = "
 fn what_is_compared_or_hashed_by_functions_of_users_stays() {
     // A family of PostgreSQL's own may have a class in it that is not.
     for family in ["", "FAMILY text_ops"] {
-        let (cluster, mut client) = cluster(&CLASSES.replace("FAMILY", family));
+        let classes = CLASSES.replace("FAMILY", family);
+        let (cluster, mut client) = cluster(&format!("{ORDER_OF_JSON}{classes}"));
         let joined = "SELECT count(*), sum(few.i) FROM numbers JOIN few ON numbers.i === few.i";
         for (settings, query) in [
             ("", "SELECT v FROM numbers ORDER BY v USING <<< LIMIT 5"),
@@ -183,18 +181,6 @@ const FAMILIES: &str = "
     ALTER OPERATOR FAMILY text_ops USING btree ADD OPERATOR 3 @@= (int, bigint),
         FUNCTION 1 (int, bigint) compare(int, bigint);
 
-    CREATE FUNCTION compare(json, json) RETURNS int LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
-        BEGIN
-            IF pg_is_in_recovery() THEN
-                RAISE LOG 'compared on a replica';
-            END IF;
-            RETURN bttextcmp($1::text COLLATE \"C\", $2::text COLLATE \"C\");
-        END $$;
-    CREATE FUNCTION less(json, json) RETURNS bool IMMUTABLE PARALLEL SAFE AS
-        'SELECT compare($1, $2) < 0' LANGUAGE sql;
-    CREATE OPERATOR < (FUNCTION = less, LEFTARG = json, RIGHTARG = json);
-    CREATE OPERATOR CLASS by_text DEFAULT FOR TYPE json USING btree AS OPERATOR 1 <,
-        FUNCTION 1 compare(json, json);
 
     CREATE TABLE arrays AS SELECT i % 10 = 0 AS flag, ARRAY[i % 50, i % 7] AS a,
             ARRAY[i % 50, i % 7]::text[]::json[] AS j FROM generate_series(1, 5000) i;
@@ -208,7 +194,7 @@ const FAMILIES: &str = "
 
 #[test]
 fn a_whole_query_that_calls_another_member_of_a_family_stays() {
-    let (cluster, mut client) = cluster(FAMILIES);
+    let (cluster, mut client) = cluster(&format!("{ORDER_OF_JSON}{FAMILIES}"));
     client.batch_execute(TAGGED).unwrap();
     // Each with the same query by operators of PostgreSQL's own, which is sent.
     for (settings, own, users) in [

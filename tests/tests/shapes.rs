@@ -196,15 +196,7 @@ const SHIPPED: [(&str, &str, &str); 30] = [
 ];
 
 fn cluster() -> (Cluster, Client) {
-    let cluster = Cluster::builder()
-        .standbys(2)
-        // A vacuumed table has its plans made anew, perhaps while replicas are off.
-        .autovacuum(false)
-        // So that a slow machine does not turn a replica into one that is left out.
-        .setting("parallel_replicas.connect_timeout", "5s")
-        .setting("parallel_replicas.replay_wait_timeout", "30s")
-        .start();
-    cluster.register_replicas();
+    let cluster = Cluster::with_two_replicas();
     let mut client = cluster.connect(PRIMARY);
     run(&mut client, TABLES);
     cluster.wait_all_caught_up();

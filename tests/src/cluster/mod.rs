@@ -405,6 +405,21 @@ impl Cluster {
         self.wait_all_caught_up();
     }
 
+    /// A primary and two registered replicas for comparing rows, whatever the machine's load.
+    #[track_caller]
+    pub fn with_two_replicas() -> Cluster {
+        let cluster = Cluster::builder()
+            .standbys(2)
+            // A vacuumed table has its plans made anew, perhaps while replicas are off.
+            .autovacuum(false)
+            // So that a slow machine does not turn a replica into one that is left out.
+            .setting("parallel_replicas.connect_timeout", "5s")
+            .setting("parallel_replicas.replay_wait_timeout", "30s")
+            .start();
+        cluster.register_replicas();
+        cluster
+    }
+
     /// Registers one replica on 127.0.0.1, for example a [`crate::Proxy`] before a standby.
     #[track_caller]
     pub fn register_replica(&self, name: &str, port: u16) {
