@@ -79,12 +79,14 @@ impl Shared {
         steps::process(&self.scope, self.who(link), step, count, amount, detail);
     }
 
-    /// Tells the log that a link got a task, or has worked through it.
-    pub fn task_step(&self, link: &Link, step: Step, scan: u32, task: &Task) {
-        match step {
-            Step::Done => steps::done(&self.scope, self.who(link), scan, task),
-            _ => steps::given(&self.scope, self.who(link), scan, task),
-        }
+    /// Tells the log that a link got a task.
+    pub fn given(&self, link: &Link, scan: u32, task: &Task) {
+        steps::given(&self.scope, self.who(link), scan, task);
+    }
+
+    /// Tells the log that a link worked through a task, so many microseconds ago.
+    pub fn done(&self, link: &Link, scan: u32, task: &Task, ago_us: u64) {
+        steps::done(&self.scope, self.who(link), scan, task, ago_us);
     }
 
     fn who(&self, link: &Link) -> Process<'_> {

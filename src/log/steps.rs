@@ -99,10 +99,12 @@ pub fn given(scope: &Scope, who: Process<'_>, scan: u32, task: &Task) {
     }
 }
 
-/// The task was worked through.
-pub fn done(scope: &Scope, who: Process<'_>, scan: u32, task: &Task) {
+/// The task was worked through, so many microseconds ago.
+pub fn done(scope: &Scope, who: Process<'_>, scan: u32, task: &Task, ago_us: u64) {
     if scope.traces {
-        keep(&task_entry(scope, who, Step::Done, scan, task));
+        let mut entry = task_entry(scope, who, Step::Done, scan, task);
+        entry.time = entry.time.saturating_sub_unsigned(ago_us);
+        keep(&entry);
     }
 }
 

@@ -32,11 +32,16 @@ pub fn end() {
 
 /// Sends a control frame.
 pub fn send<T: Serialize>(frame: &T) {
+    put_frame(frame);
+    flush();
+}
+
+/// Sends a control frame without waiting for it to leave.
+pub fn put_frame<T: Serialize>(frame: &T) {
     match frame::encode(frame) {
         Ok(bytes) => send_bytes(&bytes),
         Err(error) => crate::error::internal(format!("frame cannot be sent: {error}")),
     }
-    flush();
 }
 
 /// Sends an encoded frame without waiting for it to leave.

@@ -6,22 +6,19 @@
 #![allow(ffi_unwind_calls)]
 
 use super::counted::{bytes_of, instrumentation, jit_usage};
-use super::{copy_both, guards, pins, spent};
+use super::{copy_both, guards, pins, shipped, spent};
 use crate::exec::granule_scan::{self, Boundary, GranuleScanState, LinkTask};
 use crate::exec::pruning;
 use crate::exec::shipment::SHIPPED_SETTINGS;
 use crate::log;
 use crate::pg::wait::now_micros;
-use crate::pg::{executor, ffi, guc, plan, proc};
-use crate::plan::extensions::Extensions;
-use crate::plan::shippable::{self, Side};
+use crate::pg::{executor, ffi, guc, proc};
 use crate::shm::events::{self, Event};
 use crate::shm::running::Phase;
 use parallel_replicas_core::frame::{
     self, Announcement, Begin, FragmentReport, ROWS_TARGET_BYTES, Refusal, TaskReport,
     ToCoordinator, ToReplica,
 };
-use parallel_replicas_core::plan_text;
 use pgrx::pg_sys;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -42,8 +39,8 @@ const SPARE_FRAMES: usize = 2 * SEND_BYTES / ROWS_TARGET_BYTES;
 const MINIMAL_TUPLE_OFFSET: usize = offset_of!(pg_sys::HeapTupleHeaderData, t_infomask2)
     - offset_of!(pg_sys::MinimalTupleData, t_infomask2);
 
-/// Words after a plan's text for a reader that misses some.
-const READER_SLACK_WORDS: usize = 1 << 16;
+/// Reports of tasks are kept back until so many microseconds after the first of them, if work is at hand.
+const KEEP_REPORTS_US: u64 = 10_000;
 
 /// State of the exchange while the executor runs.
 #[derive(Default)]
@@ -59,6 +56,9 @@ struct Session {
     scans: Vec<*mut GranuleScanState>,
     /// The task in work.
     current: Option<Current>,
+    /// Tasks that were done and not reported, with the times of their ends. No row that has been put since belongs to
+    /// another task.
+    unreported: Vec<(TaskReport, u64)>,
     /// A task ends early when its rows take so many bytes; 0: never.
     task_bytes: u64,
     stopped: bool,
@@ -192,10 +192,10 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
     // SAFETY: the plan comes from a coordinator of the same build that knows the secret; it is
     // checked against the allow-list before anything of it is executed.
     unsafe {
-        let statement = read_plan(begin)?;
+        let statement = shipped::plan(begin)?;
         // The statement's identifier is the same on all servers.
         pg_sys::pgstat_report_query_id((*statement).queryId, true);
-        let parameters = restore_parameters(begin);
+        let parameters = shipped::parameters(begin);
         let store = match begin.whole {
             true => pg_sys::tuplestore_begin_heap(false, false, pg_sys::work_mem),
             false => std::ptr::null_mut(),
@@ -212,7 +212,7 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
             begin.instrument,
         );
         pg_sys::ExecutorStart(query, 0);
-        restore_exec_parameters(begin, query);
+        shipped::set_exec_parameters(begin, query);
         let scans = pruning::live((*query).planstate, false).scans;
         for (index, scan) in scans.iter().enumerate() {
             (**scan).scan_index = index as u32;
@@ -282,130 +282,11 @@ fn as_user(begin: &Begin, replay_wait_us: u64) -> Result<(), Refusal> {
             send_stored(store, descriptor);
         }
         test_point!("serve-executed");
+        report_tasks();
         spent::tell(1);
         copy_both::send(&ToCoordinator::FragmentDone(Box::new(report)));
     }
     Ok(())
-}
-
-/// Parses the plan and puts it to the same test as the coordinator did.
-///
-/// # Safety
-/// The plan was authenticated.
-unsafe fn read_plan(begin: &Begin) -> Result<*mut pg_sys::PlannedStmt, Refusal> {
-    plan_text::check(&begin.plan).map_err(|error| guards::refusal("plan", error.to_string()))?;
-    // PostgreSQL's reader takes what it misses from what follows, and a null pointer for more than
-    // there is. In a whole text it misses nothing; in one that lacks fields it comes to an error here.
-    let mut text = begin.plan.clone();
-    text.extend(b" 0".repeat(READER_SLACK_WORDS));
-    let text =
-        CString::new(text).map_err(|_| guards::refusal("plan", "the plan has a zero byte"))?;
-    // SAFETY: as the caller says.
-    unsafe {
-        let statement = pg_sys::stringToNode(text.as_ptr()).cast::<pg_sys::PlannedStmt>();
-        if statement.is_null()
-            || (*statement).type_ != pg_sys::NodeTag::T_PlannedStmt
-            || (*statement).commandType != pg_sys::CmdType::CMD_SELECT
-            || (*statement).planTree.is_null()
-            || !(*statement).subplans.is_null() && !begin.whole
-            || !(*statement).rowMarks.is_null()
-        {
-            return Err(guards::refusal("plan", "the plan is not a plain SELECT"));
-        }
-        let types = (*statement).paramExecTypes;
-        let count = if types.is_null() {
-            0
-        } else {
-            (*types).length as u32
-        };
-        if begin
-            .exec_parameters
-            .iter()
-            .any(|parameter| parameter.id >= count)
-        {
-            return Err(guards::refusal("plan", "a parameter has an unknown number"));
-        }
-        let fragment = (*statement).planTree;
-        let extensions = Extensions::listed(begin.extensions.iter().map(|listed| listed.oid));
-        let rtable = (*statement).rtable;
-        let findings = match begin.whole {
-            true => shippable::whole(
-                Side::Replica,
-                fragment,
-                (*statement).subplans,
-                rtable,
-                extensions,
-            ),
-            false => {
-                let params: Vec<i32> = plan::members((*fragment).extParam);
-                shippable::fragment(Side::Replica, fragment, rtable, &params, -1, extensions)
-            }
-        };
-        let findings = findings.map_err(|refused| guards::refusal("plan", refused.describe()))?;
-        if findings.fold {
-            return Err(guards::refusal(
-                "plan",
-                "an expression was not evaluated beforehand",
-            ));
-        }
-        let locked = |oid: &u32| {
-            begin
-                .relations
-                .iter()
-                .any(|relation| relation.identity.oid == *oid)
-        };
-        if !findings.relations.values().all(locked) {
-            return Err(guards::refusal(
-                "plan",
-                "the plan reads a relation that is not listed",
-            ));
-        }
-        let listed = |oid: &u32| {
-            begin
-                .collations
-                .iter()
-                .any(|collation| collation.oid == *oid)
-        };
-        if !findings.collations.iter().all(listed) {
-            return Err(guards::refusal(
-                "plan",
-                "the plan uses a collation that is not listed",
-            ));
-        }
-        guards::extensions(begin, &findings.extensions)?;
-        Ok(statement)
-    }
-}
-
-/// # Safety
-/// The parameters were authenticated.
-unsafe fn restore_parameters(begin: &Begin) -> pg_sys::ParamListInfo {
-    if begin.parameters.is_empty() {
-        return std::ptr::null_mut();
-    }
-    let mut bytes = begin.parameters.clone();
-    let mut cursor = bytes.as_mut_ptr().cast();
-    // SAFETY: as the caller says; values are copied into palloc'd memory.
-    unsafe { pg_sys::RestoreParamList(&mut cursor) }
-}
-
-/// # Safety
-/// `query` has been started; the parameters' numbers were checked against its plan.
-unsafe fn restore_exec_parameters(begin: &Begin, query: *mut pg_sys::QueryDesc) {
-    // SAFETY: as the caller says.
-    unsafe {
-        for parameter in &begin.exec_parameters {
-            let mut bytes = parameter.datum.clone();
-            let mut cursor = bytes.as_mut_ptr().cast();
-            let value = (*(*query).estate)
-                .es_param_exec_vals
-                .add(parameter.id as usize);
-            let old = pg_sys::MemoryContextSwitchTo((*(*query).estate).es_query_cxt);
-            (*value).value = ffi::guarded::datumRestore(&mut cursor, &raw mut (*value).isnull);
-            (*value).execPlan = std::ptr::null_mut();
-            pg_sys::MemoryContextSwitchTo(old);
-        }
-    }
 }
 
 /// Runs the plan to its end. Unguarded inside, so that a row costs no more than it must.
@@ -535,6 +416,11 @@ unsafe extern "C-unwind" fn send_rows_guarded() {
 
 /// Sends the full frames, and with `all` the one that is being filled.
 fn send_rows(all: bool) {
+    if SESSION.with_borrow(|session| session.unsent_bytes() == 0) {
+        return;
+    }
+    // Else they would seem to be rows of tasks that are reported after them.
+    report_tasks();
     let frames = SESSION.with_borrow_mut(|session| {
         session.held_bytes = 0;
         let mut frames = std::mem::take(&mut session.full_frames);
@@ -560,6 +446,22 @@ fn send_rows(all: bool) {
                 session.spare_frames.push(rows);
             }
         });
+    }
+    copy_both::flush();
+}
+
+/// Reports what has been done and is not known yet.
+fn report_tasks() {
+    let reports = SESSION.with_borrow_mut(|session| std::mem::take(&mut session.unreported));
+    if reports.is_empty() {
+        return;
+    }
+    let now = now_micros();
+    for (report, ended) in reports {
+        copy_both::put_frame(&ToCoordinator::TaskDone(TaskReport {
+            ago_us: now.saturating_sub(ended),
+            ..report
+        }));
     }
     copy_both::flush();
 }
@@ -590,10 +492,16 @@ fn next_task(scan: u32) -> Option<LinkTask> {
         Some(current) => {
             send_rows(true);
             test_point!("serve-rows-sent");
-            spent::tell(spent::WORTH_TELLING_US);
-            copy_both::send(&ToCoordinator::TaskDone(current.report));
+            let keep_back = SESSION.with_borrow_mut(|session| session.done(current.report));
+            if !keep_back {
+                spent::tell(spent::WORTH_TELLING_US);
+                report_tasks();
+            }
         }
-        None => copy_both::send(&ToCoordinator::Request { scan }),
+        None => {
+            report_tasks();
+            copy_both::send(&ToCoordinator::Request { scan });
+        }
     }
     let started = now_micros();
     let frame = loop {
@@ -614,7 +522,12 @@ fn next_task(scan: u32) -> Option<LinkTask> {
                 cached_blocks,
             } if of == scan => {
                 session.current = Some(Current {
-                    report: TaskReport { scan, id, blocks },
+                    report: TaskReport {
+                        scan,
+                        id,
+                        blocks,
+                        ago_us: 0,
+                    },
                     start_block,
                     keep_until: None,
                 });
@@ -666,6 +579,10 @@ fn next_frame() -> ToReplica {
 
 /// Takes note of a frame.
 fn arrive(frame: ToReplica) {
+    if matches!(frame, ToReplica::Shrink { .. }) {
+        // Others have nothing to do, and may ask for what is done.
+        report_tasks();
+    }
     let gave_back = SESSION.with_borrow_mut(|session| match frame {
         ToReplica::Stop => {
             session.stopped = true;
@@ -708,6 +625,17 @@ impl Session {
         self.held_bytes + self.rows_frame.len()
     }
 
+    /// A task was done. Answers whether that need not be told now: its rows have not left, and more than half of
+    /// what was given is still to be done, so that there is time to get more.
+    fn done(&mut self, report: TaskReport) -> bool {
+        let now = now_micros();
+        self.unreported.push((report, now));
+        let since = self.unreported.first().map_or(now, |(_, ended)| *ended);
+        self.sent_bytes == 0
+            && self.unreported.len() < self.arrived.len()
+            && now.saturating_sub(since) < KEEP_REPORTS_US
+    }
+
     /// Does the task in work end before this block, which begins a granule?
     fn ends_task(&mut self, scan: u32, next_block: u32) -> bool {
         let bytes = self.sent_bytes + self.unsent_bytes() as u64;
@@ -739,6 +667,7 @@ fn show_life() {
     });
     if due {
         spent::tell(spent::WORTH_TELLING_US);
+        report_tasks();
         copy_both::send(&ToCoordinator::Progress);
     }
 }

@@ -12,6 +12,7 @@ mod counted;
 mod fragment;
 mod guards;
 mod pins;
+mod shipped;
 mod spent;
 pub mod statement;
 

@@ -10,7 +10,7 @@ use crate::snapshot::WireSnapshot;
 use serde::{Deserialize, Serialize};
 
 /// Raised whenever a frame changes.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
 
 /// First byte of a control frame; seven zero bytes follow.
 pub const CONTROL_TAG: u8 = 1;
@@ -206,6 +206,8 @@ pub struct TaskReport {
     pub id: u32,
     /// Fewer than were given if the task ended early; then whole granules.
     pub blocks: u32,
+    /// Microseconds between the end of the task and this frame, which may wait for others of its kind.
+    pub ago_us: u64,
 }
 
 /// Last frame of a replica.

@@ -15,7 +15,7 @@ use parallel_replicas_core::frame::{FragmentReport, TaskReport, ToReplica};
 use parallel_replicas_core::link::Misreport;
 use parallel_replicas_core::task_state::Task;
 impl Link {
-    /// Answers a process that has nothing to do in this scan, and gives it one task ahead.
+    /// Answers a process that has nothing to do in this scan, and gives it what it is to have ahead.
     pub(super) fn give(
         &mut self,
         scan: u32,
@@ -64,11 +64,8 @@ impl Link {
                 },
                 connection,
             )?;
-            shared.task_step(self, Step::Given, scan, &task);
+            shared.given(self, scan, &task);
             self.tasks.give(scan, task);
-            if !idle {
-                break;
-            }
         }
         events::add(Counter::HandleRequestMicroseconds, now_micros() - started);
         Ok(())
@@ -159,15 +156,11 @@ impl Link {
             let process = self.process;
             tasks::with(memory, |state| state.give_back(process, task.id, 0));
         }
-        shared.task_step(
-            self,
-            Step::Done,
-            scan,
-            &Task {
-                granules: 0,
-                ..task
-            },
-        );
+        let nothing = Task {
+            granules: 0,
+            ..task
+        };
+        shared.done(self, scan, &nothing, 0);
         shared.demands.settle_task(scan, id);
         Ok(())
     }
@@ -198,14 +191,16 @@ impl Link {
                         state.limit_tasks(process, granules);
                     }
                 }
-                state.worked(process, task.id, now_micros())?;
+                let ended = now_micros().saturating_sub(report.ago_us);
+                state.worked(process, task.id, ended)?;
                 match streaming {
                     true => state.deliver(process, Task { granules, ..task }),
                     false => Ok(()),
                 }
             });
         }
-        shared.task_step(self, Step::Done, report.scan, &Task { granules, ..task });
+        let done = Task { granules, ..task };
+        shared.done(self, report.scan, &done, report.ago_us);
         shared.demands.settle_task(report.scan, task.id);
         if granules < task.granules {
             shared.demands.came_back();

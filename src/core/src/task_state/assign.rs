@@ -35,17 +35,17 @@ impl TaskState<'_> {
     }
 
     /// One task more for a process that still works on its current one, so that the round trip
-    /// disappears. None near the end, and while it already has one ahead.
+    /// disappears. None near the end, and while it has enough ahead.
     pub fn request_ahead(&mut self, process: u16, now_micros: u64) -> Option<Task> {
         let slot = self.slot(process).ok()?;
         if slot.current.granules == 0 {
             return self.request(process, now_micros);
         }
-        if slot.lost != 0 || slot.ahead.granules != 0 {
+        if slot.lost != 0 {
             return None;
         }
         slot.requests = slot.requests.saturating_add(1);
-        if self.header.unassigned == 0 || self.is_near_end(process) {
+        if self.header.unassigned == 0 || !self.wants_more_ahead(process) {
             return None;
         }
         let (start, granules, stage) = self.choose(process)?;
@@ -172,7 +172,7 @@ impl TaskState<'_> {
             slot.position = start;
             slot.work_start_micros = now_micros;
         } else {
-            slot.ahead = run;
+            slot.ahead.push(run);
         }
         Some(Task {
             id,

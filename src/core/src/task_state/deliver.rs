@@ -3,6 +3,7 @@
 //! Called by whoever passes rows on: a local process for itself, the dispatch loop for a link.
 //! Every argument is checked, since some of them come from the other end of a link.
 
+use super::ahead::Ahead;
 use super::layout::{Head, Run, TaskState};
 use super::queues::End;
 use super::{ProcessCounters, Stage, Task, TaskError, Totals};
@@ -16,13 +17,10 @@ impl TaskState<'_> {
         if slot.lost != 0 {
             return Err(TaskError::LostProcess { process });
         }
-        match (slot.current, slot.ahead) {
-            (run, _) if run.granules > 0 && run.id == task => {
-                self.settle_current(process, now_micros);
-            }
-            (_, run) if run.granules > 0 && run.id == task => self.settle(process, now_micros),
-            _ => return Err(TaskError::NotHeld { process, task }),
+        if slot.run(task).is_none() {
+            return Err(TaskError::NotHeld { process, task });
         }
+        self.settle_until(process, task, now_micros);
         self.count_rate(process, true);
         Ok(())
     }
@@ -48,8 +46,8 @@ impl TaskState<'_> {
         if slot.current.id == task.id {
             // Nothing of it can be taken back any more. It stays until its time is measured.
             slot.position = slot.current.end().saturating_sub(1);
-        } else if slot.ahead.id == task.id {
-            let unworked = std::mem::take(&mut slot.ahead).granules;
+        } else {
+            let unworked = slot.ahead.remove(task.id).map_or(0, |run| run.granules);
             self.header.unworked -= unworked;
         }
         Ok(())
@@ -66,7 +64,7 @@ impl TaskState<'_> {
         let (held, unworked) = (std::mem::take(&mut slot.held), slot.unworked());
         slot.delivered_before = next_task;
         slot.current = Run::default();
-        slot.ahead = Run::default();
+        slot.ahead = Ahead::default();
         slot.shrinking = 0;
         self.header.delivered += held;
         self.header.unworked -= unworked;
@@ -85,7 +83,7 @@ impl TaskState<'_> {
         let (held, unworked) = (std::mem::take(&mut slot.held), slot.unworked());
         let delivered_before = slot.delivered_before;
         slot.current = Run::default();
-        slot.ahead = Run::default();
+        slot.ahead = Ahead::default();
         slot.shrinking = 0;
         slot.lost_granules = slot.lost_granules.saturating_add(held);
         self.header.unworked -= unworked;

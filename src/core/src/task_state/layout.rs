@@ -9,6 +9,7 @@
 use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::ahead::Ahead;
 use super::orphans::{Orphans, orphan_words};
 use super::{PART_BLOCKS, ReplicaSpec, ScanSpec, Stage, TaskError};
 use crate::rendezvous::{MAX_REPLICAS, Rendezvous};
@@ -20,7 +21,7 @@ pub const MAX_GRANULES: u32 = 1 << 26;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PRtasks\0");
 /// Raise it with every change of the structs below.
-const LAYOUT_VERSION: u32 = 2;
+const LAYOUT_VERSION: u32 = 3;
 
 /// No segment, no granule.
 pub(super) const NONE: u32 = u32::MAX;
@@ -108,8 +109,7 @@ pub(super) struct ProcessSlot {
     /// Its part in the sums of rates: its rate while it takes part, 0 while it is idle or lost.
     pub(super) counted_rate: u64,
     pub(super) current: Run,
-    /// Prefetched, not begun.
-    pub(super) ahead: Run,
+    pub(super) ahead: Ahead,
     /// The granule of `current` that it is reading, as far as is known.
     pub(super) position: u32,
     /// The task that it has been asked to shrink, 0 for none.
@@ -130,6 +130,7 @@ pub(super) struct ProcessSlot {
     pub(super) polls: u8,
     /// Most granules of its next task, because of what its rows take; 0: no limit.
     pub(super) most: u32,
+    padding: u32,
 }
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -308,7 +309,7 @@ const fn words_of<T>(count: usize) -> usize {
 const _: () = {
     assert!(size_of::<Header>() == 80);
     assert!(size_of::<ReplicaSlot>() == 32);
-    assert!(size_of::<ProcessSlot>() == 112);
+    assert!(size_of::<ProcessSlot>() == 296);
     assert!(size_of::<Queue>() == 16);
     assert!(size_of::<Segment>() == 32);
 };

@@ -17,7 +17,7 @@
 //! - A local process: [`TaskState::request_local`], then before every granule but the first
 //!   [`TaskState::may_continue`] (both through [`LocalWork`]), and at its end `deliver_all`.
 //! - A link: [`TaskState::request`] when it is idle, [`TaskState::request_ahead`] while it still works on its
-//!   current task, [`TaskState::worked`] when its TaskDone arrives, then as above.
+//!   current task, until there is none, [`TaskState::worked`] when its TaskDone arrives, then as above.
 //! - `None` from a request means "nothing for you now", even while `unassigned` is not 0: near the
 //!   end a slow process stands back for faster ones that are at work. After every `lose`, and when
 //!   `give_back` returned granules, idle processes must ask again; when nobody is at work and
@@ -50,9 +50,10 @@
 //!   have ended.
 //!
 //! How it is laid out: `layout`. Lists of segments: `queues`. Granules that came back: `orphans`.
-//! The stages of a request: `assign`. Speed and task size: `pace`. Ends of tasks: `deliver`.
+//! Tasks that wait at a process: `ahead`. The stages of a request: `assign`. Speed and task size: `pace`. Ends of tasks: `deliver`.
 //! Taking back what is in flight: `shrink`. A local process between its calls: `local`.
 
+mod ahead;
 mod assign;
 mod deliver;
 mod layout;

@@ -7,6 +7,7 @@
 //! Invariant: `header.rate` and each replica's `rate` are the sums of their processes'
 //! `counted_rate`; `header.unworked` is the sum of what processes have not worked through.
 
+use super::ahead::Ahead;
 use super::layout::{MAX_TASK_GRANULES, ProcessSlot, Run, TaskState};
 
 /// A task is a time, not a count: long enough to hide a round trip, short enough for the end.
@@ -39,7 +40,13 @@ impl ProcessSlot {
     }
 
     pub(super) fn unworked(&self) -> u32 {
-        self.current.granules + self.ahead.granules
+        self.current.granules + self.ahead.granules()
+    }
+
+    /// The task of this number, if it has not worked through it.
+    pub(super) fn run(&self, task: u32) -> Option<Run> {
+        let current = Some(self.current).filter(|run| run.granules > 0 && run.id == task);
+        current.or_else(|| self.ahead.find(task))
     }
 
     /// Whether its work in hand takes much longer than its speed promises.
@@ -70,18 +77,26 @@ impl TaskState<'_> {
         let elapsed = now_micros.saturating_sub(slot.work_start_micros);
         slot.measure(granules, elapsed);
         slot.current = Run::default();
-        slot.ahead = Run::default();
+        slot.ahead = Ahead::default();
         slot.shrinking = 0;
         self.header.unworked -= granules;
     }
 
-    /// `process` has worked through its current task and goes on with the one ahead, if any.
-    pub(super) fn settle_current(&mut self, process: u16, now_micros: u64) {
+    /// `process` has worked through its tasks up to this one, which it has, and goes on with the next, if
+    /// any.
+    pub(super) fn settle_until(&mut self, process: u16, task: u32, now_micros: u64) {
         let slot = &mut self.processes[usize::from(process)];
-        let granules = slot.current.granules;
         let elapsed = now_micros.saturating_sub(slot.work_start_micros);
+        let mut granules = 0;
+        loop {
+            let run = slot.current;
+            granules += run.granules;
+            slot.advance(now_micros);
+            if run.id == task || run.granules == 0 {
+                break;
+            }
+        }
         slot.measure(granules, elapsed);
-        slot.advance(now_micros);
         self.header.unworked -= granules;
     }
 
@@ -99,7 +114,6 @@ impl TaskState<'_> {
     fn size_limits(&self, process: u16) -> (u32, u32) {
         let slot = &self.processes[usize::from(process)];
         let rate = slot.rate();
-        let largest = self.header.fixed.segment_granules.min(MAX_TASK_GRANULES);
         let by_time = match rate {
             0 => FIRST_TASK_GRANULES,
             rate => {
@@ -118,7 +132,7 @@ impl TaskState<'_> {
             by_end = by_end.min(by_share as u64);
         }
         (
-            by_time.clamp(1, u64::from(largest)) as u32,
+            by_time.clamp(1, u64::from(MAX_TASK_GRANULES)) as u32,
             by_end.min(u64::from(u32::MAX)) as u32,
         )
     }
@@ -130,7 +144,8 @@ impl TaskState<'_> {
             0 => u32::MAX,
             most => most,
         };
-        let size = by_time.min(by_end).min(most).max(1);
+        let largest = self.header.fixed.segment_granules;
+        let size = by_time.min(largest).min(by_end).min(most).max(1);
         match self.header.ramp {
             0 => size,
             _ => size.min(self.processes[usize::from(process)].ramp.max(1)),
@@ -145,10 +160,17 @@ impl TaskState<'_> {
         }
     }
 
-    /// Whether so little is left that a prefetched task would only sit and wait.
-    pub(super) fn is_near_end(&self, process: u16) -> bool {
+    /// Whether `process` should have one task more ahead: one in any case, and more while all of them are
+    /// shorter than the time of one, so that a round trip brings many where segments are small. None where
+    /// so little is left that it would only sit and wait, and with [`TaskState::set_ramp`] no second.
+    pub(super) fn wants_more_ahead(&self, process: u16) -> bool {
         let (by_time, by_end) = self.size_limits(process);
-        by_end < by_time
+        let slot = &self.processes[usize::from(process)];
+        let has = slot.ahead.granules();
+        if by_end < by_time.min(self.header.fixed.segment_granules) || slot.ahead.is_full() {
+            return false;
+        }
+        has == 0 || self.header.ramp == 0 && has < by_time && slot.unworked() < by_end
     }
 
     /// Whether others would be through with all that is left before `process` could finish one
@@ -182,12 +204,12 @@ impl TaskState<'_> {
 }
 
 impl ProcessSlot {
-    /// The task ahead becomes the current one.
+    /// The first task ahead becomes the current one.
     pub(super) fn advance(&mut self, now_micros: u64) {
         if self.shrinking == self.current.id {
             self.shrinking = 0;
         }
-        self.current = std::mem::take(&mut self.ahead);
+        self.current = self.ahead.take_first();
         self.position = self.current.start;
         self.work_start_micros = now_micros;
     }

@@ -64,10 +64,10 @@ impl ProcessSlot {
             rate => rate.min(here),
         };
         let rest = self.current.end() - reading - 1;
-        let micros = micros_at(rest + self.ahead.granules, rate);
-        let (run, granules) = match self.ahead.granules {
-            0 => (self.current, rest),
-            _ => (self.ahead, self.ahead.granules),
+        let micros = micros_at(rest + self.ahead.granules(), rate);
+        let (run, granules) = match self.ahead.last() {
+            None => (self.current, rest),
+            Some(last) => (last, last.granules),
         };
         (granules > 0 && self.shrinking != run.id).then_some(Surplus {
             run,
@@ -131,10 +131,8 @@ impl TaskState<'_> {
         if slot.lost != 0 {
             return Err(TaskError::LostProcess { process });
         }
-        let run = match (slot.current, slot.ahead) {
-            (run, _) if run.granules > 0 && run.id == task => run,
-            (_, run) if run.granules > 0 && run.id == task => run,
-            _ => return Ok(0),
+        let Some(run) = slot.run(task) else {
+            return Ok(0);
         };
         if kept > run.granules {
             let (held, reported) = (run.granules, kept);
@@ -209,21 +207,13 @@ impl TaskState<'_> {
         slot.held -= returned;
         slot.by_stage[head.stage as usize] -= returned;
         slot.given_back = slot.given_back.saturating_add(returned);
-        let shorter = match kept {
-            0 => Run::default(),
-            _ => Run {
-                granules: kept,
-                ..run
-            },
-        };
-        if slot.current.id == run.id {
-            slot.current = shorter;
-            if kept == 0 {
-                let began = slot.work_start_micros;
-                slot.advance(began);
-            }
+        if slot.current.id != run.id {
+            slot.ahead.shorten(run.id, kept);
+        } else if kept > 0 {
+            slot.current.granules = kept;
         } else {
-            slot.ahead = shorter;
+            let began = slot.work_start_micros;
+            slot.advance(began);
         }
         slot.shrinking = 0;
     }
