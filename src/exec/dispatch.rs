@@ -212,7 +212,8 @@ impl Dispatch {
         Dispatch { links, shared }
     }
 
-    /// Serves every link without waiting. Answers whether anything happened.
+    /// Serves every link without waiting. Answers whether anything happened. What has come since the last wait
+    /// or `poll` need not be noticed: the next wait ends at once.
     pub fn service(&mut self) -> bool {
         let mut progress = false;
         let mut ended = false;
@@ -305,9 +306,18 @@ impl Dispatch {
     pub fn wait(&mut self, most_ms: u64, wait_event: u32) {
         let interests = self.interests();
         let timeout_ms = self.timeout_ms().min(most_ms);
-        wait::latch_or_sockets(&interests, timeout_ms, wait_event);
+        let ready = wait::latch_or_sockets(&interests, timeout_ms, wait_event);
         for link in &mut self.links {
             link.has_been_waited_for();
+            link.is_told(&ready);
+        }
+    }
+
+    /// Finds out which links have something, where nobody waits for them.
+    pub fn poll(&mut self) {
+        let ready = wait::ready_now(&self.interests());
+        for link in &mut self.links {
+            link.is_told(&ready);
         }
     }
 

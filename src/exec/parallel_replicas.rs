@@ -189,7 +189,7 @@ unsafe fn next_row(node: *mut ParallelReplicasState) -> *mut pg_sys::TupleTableS
                 return std::ptr::null_mut();
             }
             if (*state).until_service == 0 {
-                service(node);
+                poll_and_service(node);
                 (*state).until_service = SERVICE_INTERVAL;
             }
             let mut tuple = std::ptr::null_mut();
@@ -352,6 +352,21 @@ pub unsafe extern "C-unwind" fn service(node: *mut ParallelReplicasState) -> boo
     }
 }
 
+/// Serves the links where there is something else to do than to wait for them.
+///
+/// # Safety
+/// The state is ours.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn poll_and_service(node: *mut ParallelReplicasState) {
+    // SAFETY: as the caller says.
+    unsafe {
+        if let Some(dispatch) = &mut (*(*node).state).dispatch {
+            dispatch.poll();
+            service(node);
+        }
+    }
+}
+
 /// Called by the leader's granule scans before each task, and between pieces of it.
 pub unsafe fn between_pieces(context: *mut c_void, before_task: bool) {
     let node = context.cast::<ParallelReplicasState>();
@@ -359,7 +374,7 @@ pub unsafe fn between_pieces(context: *mut c_void, before_task: bool) {
     unsafe {
         let due = (*(*node).state).served_us + SERVICE_INTERVAL_US;
         if before_task || now_micros() >= due {
-            service(node);
+            poll_and_service(node);
         }
     }
 }
@@ -421,7 +436,7 @@ pub unsafe extern "C-unwind" fn wait_for_events(node: *mut ParallelReplicasState
     let started = now_micros();
     match &mut state.dispatch {
         Some(dispatch) => dispatch.wait(60_000, EVENT),
-        None => wait::latch_or_sockets(&[], 60_000, EVENT),
+        None => drop(wait::latch_or_sockets(&[], 60_000, EVENT)),
     }
     state.waited_us += now_micros() - started;
 }

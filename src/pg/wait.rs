@@ -46,29 +46,85 @@ thread_local! {
     };
 }
 
+/// Which sockets can be read from or written to, or have been closed.
+#[derive(Debug)]
+pub enum Ready {
+    /// Not known, so all may be.
+    Any,
+    These(Vec<i32>),
+}
+
+impl Ready {
+    pub fn may_have(&self, socket: i32) -> bool {
+        match self {
+            Ready::Any => true,
+            Ready::These(sockets) => sockets.contains(&socket),
+        }
+    }
+}
+
 /// Places in the set before the sockets.
 const FIRST_SOCKET: usize = 2;
 
-/// Waits until the latch is set, a socket is ready, or `timeout_ms` (at most a minute) has passed.
-/// Interrupts are the caller's to check, before and after.
+/// Waits until the latch is set, a socket is ready, or `timeout_ms` (at most a minute) has passed. Answers
+/// which sockets are ready. Interrupts are the caller's to check, before and after.
 ///
 /// Where a socket lasts, within a transaction, whose end calls [`forget_set`]; other sets are not kept.
-pub fn latch_or_sockets(interests: &[Interest], timeout_ms: u64, wait_event: u32) {
+pub fn latch_or_sockets(interests: &[Interest], timeout_ms: u64, wait_event: u32) -> Ready {
     let timeout = timeout_ms.min(60_000) as std::ffi::c_long;
     KEPT.with(|kept| {
         let mut kept = kept.borrow_mut();
         kept.watch(interests);
-        let mut event = pg_sys::WaitEvent::default();
-        // SAFETY: the set is made, the latch is this process's. Neither call raises an ERROR, and
-        // nothing else runs meanwhile; with the postmaster gone the process ends in here.
-        unsafe {
-            pg_sys::WaitEventSetWait(kept.set, timeout, &mut event, 1, wait_event);
+        let most = FIRST_SOCKET + interests.len();
+        let mut events = vec![pg_sys::WaitEvent::default(); most];
+        // SAFETY: the set is made, the latch is this process's; there is room for `most` events. Neither call
+        // raises an ERROR, and nothing else runs meanwhile; with the postmaster gone the process ends in here.
+        let count = unsafe {
+            let count = pg_sys::WaitEventSetWait(
+                kept.set,
+                timeout,
+                events.as_mut_ptr(),
+                most as i32,
+                wait_event,
+            );
             pg_sys::ResetLatch(pg_sys::MyLatch);
-        }
+            count
+        };
+        events.truncate(count.max(0) as usize);
         if interests.is_empty() || interests.iter().any(|interest| interest.lasting.is_none()) {
             kept.free();
         }
-    });
+        // With the latch set the sockets may not have been looked at.
+        match events
+            .iter()
+            .any(|event| event.events & pg_sys::WL_LATCH_SET != 0)
+        {
+            true => Ready::Any,
+            false => Ready::These(events.iter().map(|event| event.fd).collect()),
+        }
+    })
+}
+
+/// The sockets that are ready this moment. The latch is not touched.
+pub fn ready_now(interests: &[Interest]) -> Ready {
+    let mut sockets: Vec<libc::pollfd> = interests
+        .iter()
+        .map(|interest| libc::pollfd {
+            fd: interest.socket,
+            events: match interest.write {
+                true => libc::POLLIN | libc::POLLOUT,
+                false => libc::POLLIN,
+            },
+            revents: 0,
+        })
+        .collect();
+    // SAFETY: so many valid entries; does not wait.
+    let count = unsafe { libc::poll(sockets.as_mut_ptr(), sockets.len() as libc::nfds_t, 0) };
+    if count < 0 {
+        return Ready::Any;
+    }
+    sockets.retain(|socket| socket.revents != 0);
+    Ready::These(sockets.iter().map(|socket| socket.fd).collect())
 }
 
 /// At the end of a transaction: no idle session keeps a descriptor.

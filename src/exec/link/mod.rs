@@ -14,7 +14,7 @@ use super::tasks;
 use super::watch::Watch;
 use crate::net::pool::{self, LeaseId};
 use crate::net::{ConnectPoll, Connection, CopyBuffer, CopyRead, ResultRead, ResultStatus};
-use crate::pg::wait::{Interest, now_micros};
+use crate::pg::wait::{Interest, Ready, now_micros};
 use crate::queue;
 use crate::secret;
 use crate::shm::events::{self, Event as Counter};
@@ -42,6 +42,8 @@ pub struct Link {
     /// Random bytes that the replica's first frame must be computed from.
     challenge: Nonce,
     wants_write: bool,
+    /// There may be something to read.
+    readable: bool,
     /// The connection was up at some time; the attempt to make it failed.
     pub was_connected: bool,
     pub connect_failed: bool,
@@ -106,6 +108,7 @@ impl Link {
             last_served: now_micros(),
             challenge: secret::nonce(),
             wants_write: true,
+            readable: true,
             was_connected: reused,
             connect_failed: false,
             met_error_of_query: false,
@@ -192,6 +195,12 @@ impl Link {
             Some(watch) => Some(watch.due()),
             None => Some(self.deadline),
         }
+    }
+
+    /// Which sockets are ready. What was not asked for may be.
+    pub fn is_told(&mut self, ready: &Ready) {
+        let socket = self.lease.and_then(pool::get).map(|own| own.socket());
+        self.readable |= self.is_throttled() || socket.is_none_or(|socket| ready.may_have(socket));
     }
 
     /// The time until now was spent on waiting, for this link among others.
@@ -318,7 +327,9 @@ impl Link {
         if self.watch.as_ref().is_some_and(Watch::suspects) && connection.is_ready_for(false) {
             self.heard(shared);
         }
-        connection.consume_input()?;
+        if std::mem::replace(&mut self.readable, connection.is_encrypted()) {
+            connection.consume_input()?;
+        }
         // Encryption keeps what found no room in libpq's buffer, and then there may be nothing on the socket to
         // wait for.
         let encrypted = connection.is_encrypted();
