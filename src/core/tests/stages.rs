@@ -250,7 +250,7 @@ fn link_is_asked_once_and_answers_with_what_it_kept() {
 }
 
 #[test]
-fn prefetch_is_one_task_and_none_near_the_end() {
+fn prefetch_is_one_large_task_and_none_near_the_end() {
     let mut state = state(&scan(1000, 4), 1, &[0, 0]);
     let first = state.request_ahead(0, 0).unwrap();
     let ahead = state.request_ahead(0, 0).unwrap();
@@ -325,4 +325,81 @@ fn large_rows_make_small_tasks() {
         "{sizes:?}"
     );
     assert!(sizes[11] > 8, "{sizes:?}");
+}
+
+/// Tasks ahead of a process that has worked through one granule per `granule_micros`.
+fn ahead_of(state: &mut TaskState<'_>, granule_micros: u64) -> (Vec<Task>, u64) {
+    let mut now = 0;
+    let mut tasks: Vec<Task> = Vec::new();
+    // Until the speed is known well.
+    for _ in 0..8 {
+        let task = state.request(0, now).unwrap();
+        now += u64::from(task.granules) * granule_micros;
+        state.worked(0, task.id, now).unwrap();
+    }
+    tasks.extend(state.request(0, now));
+    tasks.extend(std::iter::from_fn(|| state.request_ahead(0, now)));
+    (tasks, now)
+}
+
+#[test]
+fn short_tasks_are_given_many_at_once() {
+    // Segments of one granule: a task cannot be larger.
+    let mut fast = state(&scan(4000, 1), 1, &[0]);
+    let (tasks, mut now) = ahead_of(&mut fast, 1_000);
+    assert_eq!(tasks.len(), 1 + 16, "bounded");
+    // Its reports may come together, with the times of their ends, or only the last one.
+    for task in &tasks[..4] {
+        now += 1_000;
+        fast.worked(0, task.id, now).unwrap();
+    }
+    assert_eq!(fast.worked_through(), 8 + 4);
+    now += 4_000;
+    fast.worked(0, tasks[7].id, now).unwrap();
+    assert_eq!(fast.worked_through(), 8 + 8);
+    assert!(
+        fast.worked(0, tasks[4].id, now).is_err(),
+        "done with the last"
+    );
+    // One of the rest need not begin, wherever it is.
+    assert_eq!(fast.give_back(0, tasks[10].id, 0), Ok(1));
+    assert!(fast.worked(0, tasks[10].id, now).is_err());
+    fast.worked(0, tasks[16].id, now + 8_000).unwrap();
+    assert_eq!(fast.worked_through(), 8 + 16);
+
+    // As much as one task would take.
+    let mut slow = state(&scan(4000, 1), 1, &[0]);
+    let (tasks, _) = ahead_of(&mut slow, 10_000);
+    assert_eq!(tasks.len(), 1 + 5);
+    let mut large = state(&scan(4000, 64), 1, &[0]);
+    let (tasks, _) = ahead_of(&mut large, 10_000);
+    assert_eq!(tasks.len(), 1 + 1);
+}
+
+#[test]
+fn no_process_takes_more_than_its_share_of_the_end_ahead() {
+    // Two alike, who have 32 granules left: a quarter of them each.
+    let mut state = state(&scan(48, 1), 1, &[0, 0]);
+    let mut now = 0;
+    for _ in 0..8 {
+        let tasks = [0, 1].map(|process| (process, state.request(process, now).unwrap()));
+        now += 1_000;
+        for (process, task) in tasks {
+            state.worked(process, task.id, now).unwrap();
+        }
+    }
+    assert_eq!(state.unassigned(), 32);
+    let held = std::iter::once(state.request(0, now))
+        .chain(std::iter::from_fn(|| Some(state.request_ahead(0, now))))
+        .take_while(Option::is_some)
+        .count();
+    assert!((5..=8).contains(&held), "{held}");
+}
+
+#[test]
+fn who_may_need_few_rows_takes_one_task_ahead() {
+    let mut state = state(&scan(4000, 1), 1, &[0]);
+    state.set_ramp(true);
+    let (tasks, _) = ahead_of(&mut state, 1_000);
+    assert_eq!(tasks.len(), 1 + 1);
 }
