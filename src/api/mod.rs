@@ -15,6 +15,7 @@ mod replicas;
 mod serve;
 mod taken;
 mod timeline;
+mod type_owners;
 
 pgrx::extension_sql_file!("../../sql/bootstrap.sql", name = "bootstrap", bootstrap);
 pgrx::extension_sql_file!(

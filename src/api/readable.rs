@@ -4,6 +4,7 @@
 //! are applied to it. So superusers get at everything, and users at what is the same for whoever reads it.
 
 use super::monitor::has_privs_of;
+use super::type_owners::owners_inside;
 use crate::error;
 use crate::pg::ffi;
 use pgrx::{PgSqlErrorCode, pg_sys};
@@ -83,7 +84,7 @@ pub fn readable(row_type: pg_sys::Oid) -> Readable {
         );
     };
     // SAFETY: main thread, inside a transaction; the relation is locked, its name is zero-terminated.
-    let (is_superuser, is_safe, has_policy) = unsafe {
+    let (user, is_superuser, is_safe, has_policy) = unsafe {
         let user = pg_sys::GetUserId();
         let allowed = pg_sys::pg_class_aclcheck(relation, user, pg_sys::ACL_SELECT);
         if allowed != pg_sys::AclResult::ACLCHECK_OK {
@@ -92,6 +93,7 @@ pub fn readable(row_type: pg_sys::Oid) -> Readable {
         }
         let policy = pg_sys::check_enable_rls(relation, user, true);
         (
+            user,
             pg_sys::superuser_arg(user),
             pg_sys::superuser_arg(class.owner) && is_in_schema_of_superuser(relation),
             policy == pg_sys::CheckEnableRlsResult::RLS_ENABLED as i32,
@@ -103,12 +105,8 @@ pub fn readable(row_type: pg_sys::Oid) -> Readable {
         false => condition(relation, &class),
     };
     let Some(condition) = condition else {
-        error::raise(
-            PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
-            format!(
-                "permission denied to read {} on replicas",
-                class.qualified.to_string_lossy()
-            ),
+        refuse(
+            &class,
             "It would be read there with the rights of the link's account. Users who are not superusers \
              may read so only tables and materialized views that belong to a superuser, as their schema \
              and parts do, and have no row-level security for them, and views of this extension that show them no more than \
@@ -117,12 +115,40 @@ pub fn readable(row_type: pg_sys::Oid) -> Readable {
              superuser.",
         );
     };
+    // SAFETY: main thread, inside a transaction; the relation is locked.
+    let (mut owners, is_superusers) =
+        unsafe { (owners_inside(row_type), pg_sys::superuser_arg(class.owner)) };
+    owners.remove(&user);
+    if !is_superusers {
+        owners.insert(class.owner);
+    }
+    // There is one role with whose rights values are made. A superuser can lend himself any other's.
+    if owners.len() > usize::from(is_superuser) {
+        refuse(
+            &class,
+            "Functions of the domains, ranges and composite types inside its columns would be executed with the \
+             rights of somebody else than their owner.",
+            "Let a superuser own these types, or keep what is to be read in columns of other types.",
+        );
+    }
     Readable {
         relation,
         name: class.qualified,
         condition,
-        reads_as: (is_superuser && !is_safe).then_some(class.owner),
+        reads_as: owners.into_iter().next(),
     }
+}
+
+fn refuse(class: &Class, detail: &str, hint: &str) -> ! {
+    error::raise(
+        PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+        format!(
+            "permission denied to read {} on replicas",
+            class.qualified.to_string_lossy()
+        ),
+        detail,
+        hint,
+    )
 }
 
 fn type_name(oid: pg_sys::Oid) -> String {

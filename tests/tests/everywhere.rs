@@ -37,6 +37,7 @@ fn rows_are_those_of_the_replica() {
     columns_may_have_any_name(&cluster, &mut client);
     settings_do_not_change_values(&cluster);
     functions_of_types_have_the_rights_of_the_owner(&cluster);
+    types_inside_have_no_rights_of_readers(&cluster);
     a_replica_that_is_behind_is_a_warning(&cluster, &mut client);
     another_relation_of_the_name_is_not_read(&cluster, &mut client);
     too_many_rows_are_refused(&cluster, &mut client);
@@ -140,6 +141,73 @@ fn functions_of_types_have_the_rights_of_the_owner(cluster: &Cluster) {
          DETAIL:  cannot set parameter \"role\" within security-restricted operation.\n"
     );
     cluster.psql(PRIMARY, "DROP SCHEMA mallory CASCADE; DROP ROLE mallory");
+}
+
+/// A plain SELECT of these tables of a superuser executes nothing of the types' owners.
+fn types_inside_have_no_rights_of_readers(cluster: &Cluster) {
+    cluster.psql(
+        PRIMARY,
+        "CREATE ROLE mallory; CREATE ROLE eve; CREATE ROLE alice LOGIN;
+         CREATE SCHEMA mallory AUTHORIZATION mallory; SET ROLE mallory;
+         CREATE FUNCTION mallory.evil(int) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
+             RAISE WARNING 'checked as %', current_user; RETURN true;
+         END $$;
+         CREATE DOMAIN mallory.d AS int CHECK (mallory.evil(VALUE));
+         CREATE TYPE mallory.pair AS (a int, b mallory.d);
+         CREATE TYPE mallory.span AS RANGE (subtype = mallory.d, multirange_type_name = mallory.spans);
+         RESET ROLE;
+         CREATE DOMAIN listed AS mallory.d[]; CREATE DOMAIN narrowed AS mallory.d;
+         CREATE TYPE own_pair AS (a int, b narrowed);
+         CREATE DOMAIN harmless AS int CHECK (VALUE > 0);
+         CREATE TABLE many(v mallory.d[]); INSERT INTO many VALUES ('{1}');
+         CREATE TABLE pairs(v mallory.pair); INSERT INTO pairs VALUES ('(1,2)');
+         CREATE TABLE spans(v mallory.span); INSERT INTO spans VALUES ('[1,2]');
+         CREATE TABLE spans_of(v mallory.spans); INSERT INTO spans_of VALUES ('{[1,2]}');
+         CREATE TABLE listed_ones(v listed); INSERT INTO listed_ones VALUES ('{1}');
+         CREATE TABLE own_pairs(v own_pair[]); INSERT INTO own_pairs VALUES ('{\"(1,2)\"}');
+         CREATE TYPE leaf AS (i harmless); CREATE TABLE node(v leaf[], gone mallory.d[]);
+         ALTER TABLE node DROP COLUMN gone; INSERT INTO node VALUES (ARRAY[ROW(1)::leaf]);
+         CREATE DOMAIN eves AS int; ALTER DOMAIN eves OWNER TO eve;
+         CREATE TABLE of_two(a mallory.d[], b eves[]);
+         CREATE USER MAPPING FOR alice SERVER standby1
+             OPTIONS (user 'postgres', password_required 'false');
+         GRANT USAGE ON FOREIGN SERVER standby1 TO alice;
+         GRANT SELECT ON many, pairs, spans, spans_of, listed_ones, own_pairs, node TO alice",
+    );
+    cluster.wait_all_caught_up();
+    let mut alice = cluster.connect_as(PRIMARY, "alice");
+    for relation in [
+        "many",
+        "pairs",
+        "spans",
+        "spans_of",
+        "listed_ones",
+        "own_pairs",
+    ] {
+        let read = from_replicas(relation, "(\"row\").v::text");
+        let said = said(cluster, &read);
+        assert!(!said.is_empty(), "{relation}");
+        for line in said.lines() {
+            assert_eq!(line, "WARNING:  checked as mallory", "{relation}");
+        }
+        let refused = alice.query(&read, &[]).expect_err(relation);
+        let refused = refused.as_db_error().expect("the server's own error");
+        assert_eq!(refused.code().code(), "42501", "{relation}: {refused}");
+        assert!(refused.detail().is_some() && refused.hint().is_some());
+    }
+    let read = from_replicas("node", "(\"row\").v::text");
+    assert_eq!(text(&mut alice, &read), "{(1)}");
+    let refused = said(cluster, &from_replicas("of_two", "(\"row\")::text"));
+    assert!(
+        refused.starts_with("ERROR:  permission denied"),
+        "{refused}"
+    );
+    cluster.psql(
+        PRIMARY,
+        "DROP TABLE many, pairs, spans, spans_of, listed_ones, own_pairs, node, of_two;
+         DROP TYPE own_pair, leaf; DROP DOMAIN narrowed, listed, harmless, eves;
+         DROP SCHEMA mallory CASCADE; DROP OWNED BY alice; DROP ROLE alice, eve, mallory",
+    );
 }
 
 fn a_replica_that_is_behind_is_a_warning(cluster: &Cluster, client: &mut Client) {
