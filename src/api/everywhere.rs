@@ -1,14 +1,17 @@
 //! Reads one relation on every replica of a cluster, for `cluster_all_replicas`.
 //!
 //! Ordinary SQL over connections of its own, with the rights of the link's account; what a replica
-//! cannot answer is a warning.
+//! cannot answer is a warning. Replicas are reached and asked about themselves all at once, so that silent ones
+//! are waited for together; their rows are then taken one replica after the other.
 
 use super::readable::{Readable, readable};
 use super::taken::{BYTES_MAX, Form, Rows};
 use crate::choice;
 use crate::cluster::{self, Purpose, Replica, connect_parameters};
 use crate::error;
-use crate::net::{NetError, connect_wait, query_wait, rows_wait};
+use crate::net::{
+    ConnectParameters, Connection, NetError, QueryResult, answers_wait, connect_all_wait, rows_wait,
+};
 use crate::pg::attempt::attempt;
 use crate::settings;
 use pgrx::prelude::*;
@@ -58,26 +61,34 @@ fn rows_of_replicas(
     let relation = readable(row_type);
     let cluster = String::from_utf8_lossy(cluster.unwrap_or_default());
     let mut rows = Rows::of(row_type);
-    for replica in choice::trusted(&cluster::replicas(&cluster)) {
-        let before = rows.taken.len();
-        match read(replica, &relation, &mut rows) {
-            Ok(()) => {}
-            Err(Trouble::Replica { why, hint }) => {
-                rows.taken.truncate(before);
-                warn(replica, &why, hint);
+    let replicas = cluster::replicas(&cluster);
+    let mut rest = choice::trusted(&replicas);
+    while !rest.is_empty() {
+        for (replica, reached) in reach(&mut rest, &relation) {
+            let before = rows.taken.len();
+            match reached.and_then(|reached| read(replica, reached, &relation, &mut rows)) {
+                Ok(()) => {}
+                Err(Trouble::Replica { why, hint }) => {
+                    rows.taken.truncate(before);
+                    warn(replica, &why, hint);
+                }
+                Err(Trouble::TooMuch) => too_much(&relation),
             }
-            Err(Trouble::TooMuch) => error::raise(
-                PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-                format!("rows of {} on replicas are too many", relation.shown()),
-                &format!(
-                    "Those of all replicas together may take {} MB of memory.",
-                    BYTES_MAX >> 20
-                ),
-                "Read a materialized view of what is wanted, or ask the replicas themselves.",
-            ),
         }
     }
     TableIterator::new(rows.taken)
+}
+
+fn too_much(relation: &Readable) -> ! {
+    error::raise(
+        PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+        format!("rows of {} on replicas are too many", relation.shown()),
+        &format!(
+            "Those of all replicas together may take {} MB of memory.",
+            BYTES_MAX >> 20
+        ),
+        "Read a materialized view of what is wanted, or ask the replicas themselves.",
+    )
 }
 
 /// Why there are no rows of a replica.
@@ -108,23 +119,79 @@ fn warn(replica: &Replica, why: &str, hint: Option<String>) {
     report.report(PgLogLevel::WARNING);
 }
 
-fn read(replica: &Replica, relation: &Readable, rows: &mut Rows) -> Result<(), Trouble> {
+/// A connection, and what the replica says about itself: its host's name, its identity, and whether the
+/// relation is the same there.
+struct Reached {
+    connection: Connection,
+    about: QueryResult,
+}
+
+/// Connects to as many of the replicas as this session may have connections at once, asks them about
+/// themselves, and takes them from `rest`.
+fn reach<'a>(
+    rest: &mut Vec<&'a Replica>,
+    relation: &Readable,
+) -> Vec<(&'a Replica, Result<Reached, Trouble>)> {
+    let mut started = Vec::new();
+    for replica in rest.iter() {
+        let connection = match parameters(replica) {
+            Ok(parameters) => match Connection::start(&parameters) {
+                // Its turn comes when the others are closed.
+                Err(NetError::TooManyFiles) if !started.is_empty() => break,
+                connection => connection.map_err(Trouble::from),
+            },
+            Err(trouble) => Err(trouble),
+        };
+        started.push(connection);
+    }
+    let replicas: Vec<&Replica> = rest.drain(..started.len()).collect();
+    let timeout = Duration::from_millis(settings::connect_timeout_ms());
+    let connected = connect_all_wait(started, Instant::now() + timeout);
+    let ask = |mut connection: Connection| {
+        connection.send_query(&statement(&[
+            b"SELECT parallel_replicas.hostname(), \
+              (SELECT instance_id FROM parallel_replicas.server_identity()), ",
+            &relation.is_same(),
+        ])?)?;
+        Ok(connection)
+    };
+    let asked = connected
+        .into_iter()
+        .map(|connection| connection.and_then(ask));
+    let asked: Vec<Result<Connection, Trouble>> = asked.collect();
+    let deadline = Instant::now() + Duration::from_secs(ANSWER_SECONDS);
+    let answer = |mut connection: Connection| {
+        let about = answers_wait(&mut connection, deadline)?.pop();
+        let about = about.ok_or(NetError::NotReady)?;
+        Ok(Reached { connection, about })
+    };
+    let reached = asked
+        .into_iter()
+        .map(|connection| connection.and_then(answer));
+    replicas.into_iter().zip(reached).collect()
+}
+
+fn parameters(replica: &Replica) -> Result<ConnectParameters, Trouble> {
     // SAFETY: main thread, inside a transaction.
     let user = unsafe { pg_sys::GetUserId() };
-    let target = connect_parameters(replica, user, "parallel_replicas reader", Purpose::Read)
+    connect_parameters(replica, user, "parallel_replicas reader", Purpose::Read)
+        .map(|target| target.parameters)
         .map_err(|unusable| Trouble::Replica {
             why: unusable.to_string(),
             hint: unusable.hint(),
-        })?;
-    let timeout = Duration::from_millis(settings::connect_timeout_ms());
-    let mut connection = connect_wait(&target.parameters, Instant::now() + timeout)?;
-    let deadline = Instant::now() + Duration::from_secs(ANSWER_SECONDS);
-    let about = statement(&[
-        b"SELECT parallel_replicas.hostname(), \
-          (SELECT instance_id FROM parallel_replicas.server_identity()), ",
-        &relation.is_same(),
-    ])?;
-    let about = query_wait(&mut connection, &about, deadline)?;
+        })
+}
+
+fn read(
+    replica: &Replica,
+    reached: Reached,
+    relation: &Readable,
+    rows: &mut Rows,
+) -> Result<(), Trouble> {
+    let Reached {
+        mut connection,
+        about,
+    } = reached;
     let own = super::replicas::local_identity().instance_id;
     if own.is_some() && own.as_deref() == about.text(0, 1) {
         // This server itself, on a standby that is a replica of the cluster.
@@ -144,6 +211,7 @@ fn read(replica: &Replica, relation: &Readable, rows: &mut Rows) -> Result<(), T
         b" r",
         &relation.condition,
     ])?;
+    let deadline = Instant::now() + Duration::from_secs(ANSWER_SECONDS);
     // SAFETY: main thread, inside a transaction; rows are kept in a context of the call.
     let done = unsafe {
         attempt(|| {

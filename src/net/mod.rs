@@ -39,4 +39,4 @@ pub use error::{NetError, RemoteError};
 pub use options::library_options;
 pub use parameters::ConnectParameters;
 pub use result::{CopyBuffer, QueryResult, ResultStatus};
-pub use wait::{answers_wait, connect_wait, query_wait, rows_wait, sleep};
+pub use wait::{answers_wait, connect_all_wait, connect_wait, query_wait, rows_wait, sleep};

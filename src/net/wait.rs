@@ -1,4 +1,5 @@
-//! Waits of admin functions and of the monitor: one socket, the latch, a deadline.
+//! Waits of admin functions and of the monitor: the latch, a deadline, and one socket or those of connections
+//! that are being made.
 //!
 //! Not here: the executor's event loop, which waits for all links in one wait set.
 //!
@@ -15,6 +16,7 @@ use super::connection::{ConnectPoll, Connection, ResultRead};
 use super::error::NetError;
 use super::parameters::ConnectParameters;
 use super::result::{QueryResult, ResultStatus};
+use crate::pg::wait;
 
 /// What to wait for on a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,9 +45,7 @@ pub fn wait_socket(socket: i32, interest: Interest, deadline: Instant) -> Socket
     };
     let always = pg_sys::WL_LATCH_SET | pg_sys::WL_EXIT_ON_PM_DEATH | pg_sys::WL_TIMEOUT;
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        // Rounded up, so that the loop does not spin through the last millisecond.
-        let left_ms = left.as_micros().div_ceil(1000).min(i32::MAX as u128) as i64;
+        let left_ms = milliseconds_until(deadline) as i64;
         // SAFETY: main thread; MyLatch is this process's own latch; the caller's socket is open.
         let woken = unsafe {
             pg_sys::WaitLatchOrSocket(
@@ -73,6 +73,16 @@ pub fn wait_socket(socket: i32, interest: Interest, deadline: Instant) -> Socket
     }
 }
 
+/// Rounded up, so that a loop does not spin through the last millisecond.
+fn milliseconds_until(deadline: Instant) -> u64 {
+    let left = deadline.saturating_duration_since(Instant::now());
+    left.as_micros().div_ceil(1000).min(i32::MAX as u128) as u64
+}
+
+const CONNECTING_TIMED_OUT: NetError = NetError::TimedOut {
+    activity: "connecting",
+};
+
 /// Connects, waiting until `deadline` at the most.
 ///
 /// # Errors
@@ -91,11 +101,87 @@ pub fn connect_wait(
             ConnectPoll::NeedWrite => Interest::Write,
         };
         if wait_socket(connection.socket(), interest, deadline) == SocketWait::TimedOut {
-            return Err(NetError::TimedOut {
-                activity: "connecting",
-            });
+            return Err(CONNECTING_TIMED_OUT);
         }
     }
+}
+
+/// One of several connections that are being made.
+struct Attempt<E> {
+    connection: Result<Connection, E>,
+    /// What it is waited for, while it is being made: to be able to write, or else to read.
+    write: Option<bool>,
+}
+
+impl<E: From<NetError>> Attempt<E> {
+    /// Does what can be done without waiting.
+    fn turn(&mut self) {
+        let (Ok(connection), Some(write)) = (&mut self.connection, self.write) else {
+            return;
+        };
+        // libpq takes a socket that it is not to look at yet for one that is connected.
+        if connection.is_ready_for(write) {
+            self.step();
+        }
+    }
+
+    fn step(&mut self) {
+        let Ok(connection) = &mut self.connection else {
+            return;
+        };
+        self.write = match connection.poll_connect() {
+            ConnectPoll::NeedRead => Some(false),
+            ConnectPoll::NeedWrite => Some(true),
+            ConnectPoll::Ready => None,
+            ConnectPoll::Failed(error) => {
+                self.connection = Err(error.into());
+                None
+            }
+        };
+    }
+
+    fn interest(&self) -> Option<wait::Interest> {
+        let (Ok(connection), Some(write)) = (&self.connection, self.write) else {
+            return None;
+        };
+        let socket = connection.socket();
+        // PostgreSQL raises an error if asked to wait for a socket that is none.
+        (socket >= 0).then_some(wait::Interest {
+            socket,
+            write,
+            lasting: None,
+        })
+    }
+}
+
+/// Goes on with connections that have been started, all at once, waiting until `deadline` at the most.
+/// The answers, in the same order, are those of [`connect_wait`].
+pub fn connect_all_wait<E: From<NetError>>(
+    started: Vec<Result<Connection, E>>,
+    deadline: Instant,
+) -> Vec<Result<Connection, E>> {
+    let attempt = |connection| Attempt {
+        connection,
+        write: None,
+    };
+    let mut attempts: Vec<Attempt<E>> = started.into_iter().map(attempt).collect();
+    attempts.iter_mut().for_each(Attempt::step);
+    loop {
+        check_for_interrupts!();
+        attempts.iter_mut().for_each(Attempt::turn);
+        let interests: Vec<wait::Interest> =
+            attempts.iter().filter_map(Attempt::interest).collect();
+        let left_ms = milliseconds_until(deadline);
+        if interests.is_empty() || left_ms == 0 {
+            break;
+        }
+        wait::latch_or_sockets(&interests, left_ms, pg_sys::PG_WAIT_EXTENSION);
+    }
+    let answer = |attempt: Attempt<E>| match attempt.write {
+        Some(_) => Err(CONNECTING_TIMED_OUT.into()),
+        None => attempt.connection,
+    };
+    attempts.into_iter().map(answer).collect()
 }
 
 /// Runs one statement and returns its last result; the first error wins.

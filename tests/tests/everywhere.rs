@@ -3,6 +3,8 @@
 
 use parallel_replicas_tests::{Cluster, PRIMARY, StopMode, text};
 use postgres::Client;
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
 
 fn cluster(standbys: usize) -> Cluster {
     let cluster = Cluster::builder()
@@ -287,6 +289,42 @@ fn too_many_rows_are_refused(cluster: &Cluster, client: &mut Client) {
         assert_eq!(refused.code().code(), "54000");
         assert!(refused.detail().is_some() && refused.hint().is_some());
     }
+}
+
+/// Silence costs one timeout, however many are silent.
+#[test]
+fn silent_replicas_are_waited_for_together() {
+    const TIMEOUT: Duration = Duration::from_secs(4);
+    const SILENT: usize = 3;
+    let cluster = cluster(1);
+    let mut client = cluster.connect(PRIMARY);
+    client
+        .batch_execute("CREATE TABLE kept AS SELECT 1 AS i")
+        .expect("a table");
+    cluster.wait_all_caught_up();
+    // The kernel accepts, and nobody reads.
+    let silent = [(); SILENT].map(|()| TcpListener::bind(("127.0.0.1", 0)).expect("a port"));
+    for (number, listener) in silent.iter().enumerate() {
+        let port = listener.local_addr().expect("an address").port();
+        let add =
+            format!("SELECT parallel_replicas.add_replica('silent{number}', '127.0.0.1', {port})");
+        cluster.psql(PRIMARY, &add);
+    }
+    let timeout = TIMEOUT.as_millis();
+    let start = Instant::now();
+    let output = cluster.psql_output(
+        PRIMARY,
+        &["-q", "-At"],
+        &format!(
+            "SET parallel_replicas.connect_timeout = {timeout}; {}",
+            from_replicas("kept", "replica || \"row\"::text")
+        ),
+    );
+    let taken = start.elapsed();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "standby1(1)\n");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(said.matches("could not read from replica").count(), SILENT);
+    assert!(TIMEOUT <= taken && taken < TIMEOUT * 2, "{taken:?}: {said}");
 }
 
 #[test]
