@@ -31,6 +31,21 @@ impl Screenshot {
     }
 }
 
+/// How much two colours differ in brightness, from 1 to 21: contrast ratio of the Web Content Accessibility
+/// Guidelines 2.1.
+pub fn contrast(one: [u8; 3], other: [u8; 3]) -> f64 {
+    let (one, other) = (luminance(one), luminance(other));
+    (one.max(other) + 0.05) / (one.min(other) + 0.05)
+}
+
+fn luminance(colour: [u8; 3]) -> f64 {
+    let [red, green, blue] = colour.map(|part| match f64::from(part) / 255.0 {
+        part if part <= 0.04045 => part / 12.92,
+        part => ((part + 0.055) / 1.055).powf(2.4),
+    });
+    0.2126 * red + 0.7152 * green + 0.0722 * blue
+}
+
 /// Shows a file of HTML in Chromium, which `scripts/setup.sh tests` installs.
 #[track_caller]
 pub fn screenshot(page: &Path, scheme: Scheme) -> Screenshot {

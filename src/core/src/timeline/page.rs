@@ -36,15 +36,16 @@ fn look(kind: SpanKind) -> (&'static str, &'static str) {
     }
 }
 
-/// Colours that people who see colours differently can tell apart (Okabe and Ito).
+/// Colours that people who see colours differently can tell apart, after Okabe and Ito, and that stand out from
+/// the page and a shaded lane by three to one.
 const STYLE: &str = "\
-:root { color-scheme: light dark; --page: #ffffff; --ink: #1b1f24; --faint: #6b7480; \
---line: #d8dde3; --lane: #f4f6f8; --own: #0072b2; --hash: #e69f00; --rest: #cc79a7; \
---back: #8c6bb1; --lost: #d55e00; --finish: #009e73; --connect: #7d8793; --start: #aab2bb; \
---replay: #d8c200; } \
+:root { color-scheme: light dark; --page: #ffffff; --ink: #1b1f24; --faint: #636c77; \
+--line: #d8dde3; --lane: #f4f6f8; --own: #0072b2; --hash: #d27212; --rest: #873a76; \
+--back: #7916e8; --lost: #bd2308; --finish: #009e73; --connect: #808e9f; --start: #464a4d; \
+--replay: #93833f; } \
 @media (prefers-color-scheme: dark) { :root { --page: #14171b; --ink: #e6e9ed; --faint: #98a2ad; \
---line: #333a42; --lane: #1c2126; --own: #56a8e0; --hash: #f0b840; --rest: #e39ac3; \
---back: #a98ad0; --lost: #ff8040; --finish: #2cc796; --connect: #8d98a5; --start: #5d6772; \
+--line: #333a42; --lane: #1c2126; --own: #56a8e0; --hash: #e8a040; --rest: #e128ae; \
+--back: #8751f8; --lost: #d8402e; --finish: #0bbfa5; --connect: #686d71; --start: #d4dfe7; \
 --replay: #f0e442; } } \
 body { background: var(--page); color: var(--ink); margin: 24px; \
 font: 14px/1.45 system-ui, -apple-system, 'Segoe UI', sans-serif; } \
