@@ -327,6 +327,32 @@ fn silent_replicas_are_waited_for_together() {
     assert!(TIMEOUT <= taken && taken < TIMEOUT * 2, "{taken:?}: {said}");
 }
 
+/// A session that may have few connections at once reads from some replicas after others.
+#[test]
+fn replicas_beyond_the_descriptors_wait_for_their_turn() {
+    const REPLICAS: usize = 24;
+    let cluster = Cluster::builder()
+        .standbys(1)
+        .setting("max_files_per_process", "64")
+        .setting("parallel_replicas.connect_timeout", "30s")
+        .start();
+    cluster.register_replicas();
+    let port = cluster.port(1);
+    cluster.psql(
+        PRIMARY,
+        &format!(
+            "CREATE TABLE kept AS SELECT 1 AS i;
+             SELECT parallel_replicas.add_replica('again' || number, '127.0.0.1', {port})
+               FROM generate_series(2, {REPLICAS}) number"
+        ),
+    );
+    cluster.wait_all_caught_up();
+    let read = from_replicas("kept", "\"row\"::text");
+    assert_eq!(said(&cluster, &read), "");
+    let rows = text(&mut cluster.connect(PRIMARY), &read);
+    assert_eq!(rows, ["(1)"; REPLICAS].join(";"));
+}
+
 #[test]
 fn texts_of_other_encodings_stay_what_they_are() {
     let cluster = Cluster::builder()
