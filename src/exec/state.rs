@@ -115,8 +115,8 @@ pub const LEADER: u16 = 0;
 /// Rows between two looks at the links.
 pub const SERVICE_INTERVAL: u32 = 64;
 
-/// Time between two looks at the links while the leader reads, in microseconds. A link has one task ahead,
-/// which may be a single granule.
+/// Time between two looks at the links while the leader reads, in microseconds. All that a link has ahead may be
+/// a single granule.
 pub const SERVICE_INTERVAL_US: u64 = 1000;
 
 impl State {

@@ -32,7 +32,7 @@ unsafe extern "C-unwind" fn explain_one_query(
     state::set_explained(true);
     // SAFETY: PostgreSQL's own arguments; no destructor lives across the unguarded calls.
     unsafe {
-        match PREVIOUS {
+        let refusal = match PREVIOUS {
             Some(previous) => {
                 previous(
                     query,
@@ -43,6 +43,7 @@ unsafe extern "C-unwind" fn explain_one_query(
                     params,
                     environment,
                 );
+                Refusal::of_last_query()
             }
             None => plan_and_explain(
                 query,
@@ -53,12 +54,13 @@ unsafe extern "C-unwind" fn explain_one_query(
                 params,
                 environment,
             ),
-        }
-        show_refusal(es);
+        };
+        refusal.show(es);
     }
 }
 
-/// What PostgreSQL does without a hook (explain.c).
+/// What PostgreSQL does without a hook (explain.c). Answers why the query was planned without replicas: what
+/// is executed may plan others.
 ///
 /// # Safety
 /// PostgreSQL's own arguments.
@@ -70,7 +72,7 @@ unsafe fn plan_and_explain(
     query_string: *const c_char,
     params: pg_sys::ParamListInfo,
     environment: *mut pg_sys::QueryEnvironment,
-) {
+) -> Refusal {
     // SAFETY: as the caller says. Counters of buffer usage are plain integers, which the struct
     // consists of entirely, apart from two times.
     unsafe {
@@ -78,6 +80,7 @@ unsafe fn plan_and_explain(
         let start = wait::now_micros();
         let plan = pg_plan_query(query, query_string, cursor_options, params);
         let micros = wait::now_micros() - start;
+        let refusal = Refusal::of_last_query();
         let duration = pg_sys::instr_time {
             tv_sec: (micros / 1_000_000) as _,
             tv_nsec: (micros % 1_000_000 * 1000) as _,
@@ -97,28 +100,56 @@ unsafe fn plan_and_explain(
             &duration,
             if buffers { &usage } else { std::ptr::null() },
         );
+        refusal
     }
 }
 
-/// # Safety
-/// `es` is the state of an EXPLAIN whose plan has been printed.
-unsafe fn show_refusal(es: *mut pg_sys::ExplainState) {
-    let Some(refused) = state::take_last_refused() else {
-        return;
+/// Why a query is executed without replicas, in PostgreSQL's memory; null if it is not.
+#[derive(Clone, Copy)]
+struct Refusal {
+    text: *const c_char,
+    code: *const c_char,
+}
+
+impl Refusal {
+    const NONE: Refusal = Refusal {
+        text: std::ptr::null(),
+        code: std::ptr::null(),
     };
-    let text = format!("not used: {}", refused.describe());
-    let (Ok(text), Ok(code)) = (CString::new(text), CString::new(refused.reason.code())) else {
-        return;
-    };
-    // SAFETY: as the caller says. In formats other than text this is an object of its own after
-    // the plan's, because EXPLAIN has closed that one.
-    unsafe {
-        pg_sys::ExplainOpenGroup(c"Query".as_ptr(), std::ptr::null(), true, es);
-        pg_sys::ExplainPropertyText(c"Parallel Replicas".as_ptr(), text.as_ptr(), es);
-        if (*es).format != pg_sys::ExplainFormat::EXPLAIN_FORMAT_TEXT {
-            pg_sys::ExplainPropertyText(c"Parallel Replicas Reason".as_ptr(), code.as_ptr(), es);
+
+    fn of_last_query() -> Refusal {
+        let Some(refused) = state::take_last_refused() else {
+            return Refusal::NONE;
+        };
+        let text = format!("not used: {}", refused.describe());
+        let (Ok(text), Ok(code)) = (CString::new(text), CString::new(refused.reason.code())) else {
+            return Refusal::NONE;
+        };
+        // SAFETY: zero-terminated texts, which are copied.
+        unsafe {
+            Refusal {
+                text: pg_sys::pstrdup(text.as_ptr()),
+                code: pg_sys::pstrdup(code.as_ptr()),
+            }
         }
-        pg_sys::ExplainCloseGroup(c"Query".as_ptr(), std::ptr::null(), true, es);
+    }
+
+    /// # Safety
+    /// `es` is the state of an EXPLAIN whose plan has been printed.
+    unsafe fn show(self, es: *mut pg_sys::ExplainState) {
+        if self.text.is_null() {
+            return;
+        }
+        // SAFETY: as the caller says. In formats other than text this is an object of its own after
+        // the plan's, because EXPLAIN has closed that one.
+        unsafe {
+            pg_sys::ExplainOpenGroup(c"Query".as_ptr(), std::ptr::null(), true, es);
+            pg_sys::ExplainPropertyText(c"Parallel Replicas".as_ptr(), self.text, es);
+            if (*es).format != pg_sys::ExplainFormat::EXPLAIN_FORMAT_TEXT {
+                pg_sys::ExplainPropertyText(c"Parallel Replicas Reason".as_ptr(), self.code, es);
+            }
+            pg_sys::ExplainCloseGroup(c"Query".as_ptr(), std::ptr::null(), true, es);
+        }
     }
 }
 

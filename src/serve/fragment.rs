@@ -80,6 +80,8 @@ struct Session {
 #[derive(Clone, Copy)]
 struct Current {
     report: TaskReport,
+    /// When it began.
+    since: u64,
     start_block: u32,
     /// Others want it from here on.
     keep_until: Option<u32>,
@@ -492,7 +494,7 @@ fn next_task(scan: u32) -> Option<LinkTask> {
         Some(current) => {
             send_rows(true);
             test_point!("serve-rows-sent");
-            let keep_back = SESSION.with_borrow_mut(|session| session.done(current.report));
+            let keep_back = SESSION.with_borrow_mut(|session| session.done(current));
             if !keep_back {
                 spent::tell(spent::WORTH_TELLING_US);
                 report_tasks();
@@ -526,8 +528,10 @@ fn next_task(scan: u32) -> Option<LinkTask> {
                         scan,
                         id,
                         blocks,
+                        took_us: 0,
                         ago_us: 0,
                     },
+                    since: now_micros(),
                     start_block,
                     keep_until: None,
                 });
@@ -625,15 +629,20 @@ impl Session {
         self.held_bytes + self.rows_frame.len()
     }
 
-    /// A task was done. Answers whether that need not be told now: its rows have not left, and more than half of
-    /// what was given is still to be done, so that there is time to get more.
-    fn done(&mut self, report: TaskReport) -> bool {
+    /// A task was done. Answers whether that need not be told now: nobody waits for a part of it, its rows have not
+    /// left, and more than half of what was given is still to be done, so that there is time to get more.
+    fn done(&mut self, task: Current) -> bool {
         let now = now_micros();
+        let report = TaskReport {
+            took_us: now.saturating_sub(task.since),
+            ..task.report
+        };
         self.unreported.push((report, now));
-        let since = self.unreported.first().map_or(now, |(_, ended)| *ended);
-        self.sent_bytes == 0
+        let first = self.unreported.first().map_or(now, |(_, ended)| *ended);
+        task.keep_until.is_none()
+            && self.sent_bytes == 0
             && self.unreported.len() < self.arrived.len()
-            && now.saturating_sub(since) < KEEP_REPORTS_US
+            && now.saturating_sub(first) < KEEP_REPORTS_US
     }
 
     /// Does the task in work end before this block, which begins a granule?

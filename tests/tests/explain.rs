@@ -390,3 +390,27 @@ fn explain_shows_the_wal_of_local_processes_and_none_of_replicas() {
     }
     damage_check(&cluster);
 }
+
+/// What a query calls may be executed without replicas for a reason of its own.
+#[test]
+fn explain_tells_no_reason_of_a_query_that_is_called() {
+    let cluster = cluster();
+    cluster.psql(
+        PRIMARY,
+        "CREATE FUNCTION called(bigint) RETURNS bigint LANGUAGE plpgsql AS
+             $$BEGIN PERFORM count(*) FROM t WHERE random() < 2; RETURN $1; END$$",
+    );
+    let mut client = session(&cluster);
+    client
+        .batch_execute("SET parallel_replicas.debug_force = on")
+        .expect("setting");
+    let reason = "not used";
+    let called = explain(
+        &mut client,
+        "ANALYZE",
+        "SELECT count(*) FROM t WHERE random() < 2",
+    );
+    assert!(called.contains(reason), "it has a reason:\n{called}");
+    let calling = explain(&mut client, "ANALYZE", "SELECT called(1)");
+    assert!(!calling.contains(reason), "{calling}");
+}

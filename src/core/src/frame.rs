@@ -206,7 +206,8 @@ pub struct TaskReport {
     pub id: u32,
     /// Fewer than were given if the task ended early; then whole granules.
     pub blocks: u32,
-    /// Microseconds between the end of the task and this frame, which may wait for others of its kind.
+    /// Microseconds that it took, and those from its end to this frame, which may wait for others of its kind.
+    pub took_us: u64,
     pub ago_us: u64,
 }
 

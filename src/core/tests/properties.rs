@@ -190,7 +190,7 @@ impl Model<'_> {
         holding.worked = true;
         holding.begun = holding.task.granules;
         self.state
-            .worked(process, holding.task.id, self.now)
+            .worked(process, holding.task.id, self.now, 1000)
             .unwrap();
     }
 
@@ -438,7 +438,7 @@ fn wrong_arguments_are_errors() {
     assert_eq!(state.selected(), 8);
     assert_eq!(state.request(2, 0), None);
     assert!(state.lose(2).is_err() && state.deliver_all(2).is_err() && state.revive(2).is_err());
-    assert!(state.worked(0, 1, 0).is_err() && state.give_back(9, 1, 0).is_err());
+    assert!(state.worked(0, 1, 0, 0).is_err() && state.give_back(9, 1, 0).is_err());
     state.set_replica_live(77, false);
     let task = state.request(0, 0).unwrap();
     assert!(matches!(

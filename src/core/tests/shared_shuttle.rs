@@ -118,7 +118,7 @@ impl Link {
         }
         let process = self.process;
         model.with(|state, now| {
-            state.worked(process, task.id, now).unwrap();
+            state.worked(process, task.id, now, 1000).unwrap();
             if streaming {
                 state.deliver(process, task).unwrap();
             }

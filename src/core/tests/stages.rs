@@ -233,7 +233,7 @@ fn link_is_asked_once_and_answers_with_what_it_kept() {
     let returned = task.granules - kept;
     assert_eq!(state.give_back(0, id, kept), Ok(returned));
     assert_eq!(state.unassigned(), returned);
-    state.worked(0, id, now).unwrap();
+    state.worked(0, id, now, 1000).unwrap();
     assert_eq!(
         state.give_back(0, id, 0),
         Ok(0),
@@ -256,18 +256,19 @@ fn prefetch_is_one_large_task_and_none_near_the_end() {
     let ahead = state.request_ahead(0, 0).unwrap();
     assert_eq!(state.request_ahead(0, 0), None);
     assert!(matches!(
-        state.worked(0, 999, 0),
+        state.worked(0, 999, 0, 0),
         Err(TaskError::NotHeld { .. })
     ));
-    state.worked(0, first.id, 1000).unwrap();
-    assert!(state.worked(0, first.id, 1000).is_err());
+    state.worked(0, first.id, 1000, 1000).unwrap();
+    assert!(state.worked(0, first.id, 1000, 1000).is_err());
     let mut current = ahead;
     let mut now = 1000;
     let mut prefetched = 0;
     loop {
         let next = state.request_ahead(0, now);
-        now += 1000 * u64::from(current.granules);
-        state.worked(0, current.id, now).unwrap();
+        let took = 1000 * u64::from(current.granules);
+        now += took;
+        state.worked(0, current.id, now, took).unwrap();
         prefetched += u32::from(next.is_some());
         let Some(task) = next.or_else(|| state.request(0, now)) else {
             break;
@@ -334,8 +335,9 @@ fn ahead_of(state: &mut TaskState<'_>, granule_micros: u64) -> (Vec<Task>, u64) 
     // Until the speed is known well.
     for _ in 0..8 {
         let task = state.request(0, now).unwrap();
-        now += u64::from(task.granules) * granule_micros;
-        state.worked(0, task.id, now).unwrap();
+        let took = u64::from(task.granules) * granule_micros;
+        now += took;
+        state.worked(0, task.id, now, took).unwrap();
     }
     tasks.extend(state.request(0, now));
     tasks.extend(std::iter::from_fn(|| state.request_ahead(0, now)));
@@ -351,20 +353,20 @@ fn short_tasks_are_given_many_at_once() {
     // Its reports may come together, with the times of their ends, or only the last one.
     for task in &tasks[..4] {
         now += 1_000;
-        fast.worked(0, task.id, now).unwrap();
+        fast.worked(0, task.id, now, 1_000).unwrap();
     }
     assert_eq!(fast.worked_through(), 8 + 4);
     now += 4_000;
-    fast.worked(0, tasks[7].id, now).unwrap();
+    fast.worked(0, tasks[7].id, now, 1_000).unwrap();
     assert_eq!(fast.worked_through(), 8 + 8);
     assert!(
-        fast.worked(0, tasks[4].id, now).is_err(),
+        fast.worked(0, tasks[4].id, now, 1_000).is_err(),
         "done with the last"
     );
     // One of the rest need not begin, wherever it is.
     assert_eq!(fast.give_back(0, tasks[10].id, 0), Ok(1));
-    assert!(fast.worked(0, tasks[10].id, now).is_err());
-    fast.worked(0, tasks[16].id, now + 8_000).unwrap();
+    assert!(fast.worked(0, tasks[10].id, now, 1_000).is_err());
+    fast.worked(0, tasks[16].id, now + 8_000, 1_000).unwrap();
     assert_eq!(fast.worked_through(), 8 + 16);
 
     // As much as one task would take.
@@ -385,7 +387,7 @@ fn no_process_takes_more_than_its_share_of_the_end_ahead() {
         let tasks = [0, 1].map(|process| (process, state.request(process, now).unwrap()));
         now += 1_000;
         for (process, task) in tasks {
-            state.worked(process, task.id, now).unwrap();
+            state.worked(process, task.id, now, 1_000).unwrap();
         }
     }
     assert_eq!(state.unassigned(), 32);
@@ -402,4 +404,37 @@ fn who_may_need_few_rows_takes_one_task_ahead() {
     state.set_ramp(true);
     let (tasks, _) = ahead_of(&mut state, 1_000);
     assert_eq!(tasks.len(), 1 + 1);
+}
+
+/// The coordinator was busy while they came.
+#[test]
+fn reports_that_come_late_and_together_do_not_change_a_speed() {
+    let mut state = state(&scan(4000, 1), 1, &[0]);
+    let (tasks, mut now) = ahead_of(&mut state, 10_000);
+    assert_eq!(tasks.len(), 1 + 5);
+    now += 200_000;
+    for task in &tasks {
+        now += 20;
+        state.worked(0, task.id, now, 10_000).unwrap();
+    }
+    state.request(0, now).unwrap();
+    let ahead = std::iter::from_fn(|| state.request_ahead(0, now)).count();
+    assert_eq!(ahead, 5, "50 ms of it, as before");
+}
+
+#[test]
+fn large_rows_keep_what_is_ahead_small() {
+    let mut state = state(&scan(4000, 4), 1, &[0]);
+    let (tasks, now) = ahead_of(&mut state, 1_000);
+    assert!(tasks.len() > 2, "{}", tasks.len());
+    assert_eq!(state.give_back(0, tasks[0].id, 1), Ok(3));
+    state.limit_tasks(0, 1);
+    for task in &tasks {
+        state.worked(0, task.id, now, 4_000).unwrap();
+    }
+    state.request(0, now).unwrap();
+    assert_eq!(
+        std::iter::from_fn(|| state.request_ahead(0, now)).count(),
+        1
+    );
 }

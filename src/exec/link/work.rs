@@ -192,7 +192,7 @@ impl Link {
                     }
                 }
                 let ended = now_micros().saturating_sub(report.ago_us);
-                state.worked(process, task.id, ended)?;
+                state.worked(process, task.id, ended, report.took_us)?;
                 match streaming {
                     true => state.deliver(process, Task { granules, ..task }),
                     false => Ok(()),

@@ -126,6 +126,7 @@ mod tests {
             scan,
             id,
             blocks: 80,
+            took_us: 0,
             ago_us: 0,
         }
     }

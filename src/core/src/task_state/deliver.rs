@@ -10,9 +10,16 @@ use super::{ProcessCounters, Stage, Task, TaskError, Totals};
 
 impl TaskState<'_> {
     /// A link has worked through its task `task` (its rows may still be held), and so, since a
-    /// link works in order, through what it got before that. Errors: unknown or lost process, a
-    /// task that is not in work.
-    pub fn worked(&mut self, process: u16, task: u32, now_micros: u64) -> Result<(), TaskError> {
+    /// link works in order, through what it got before that. `ended_micros`: when, as far as is known;
+    /// `took_micros`: how long, by its own clock, since reports may have waited on their way. Errors:
+    /// unknown or lost process, a task that is not in work.
+    pub fn worked(
+        &mut self,
+        process: u16,
+        task: u32,
+        ended_micros: u64,
+        took_micros: u64,
+    ) -> Result<(), TaskError> {
         let slot = self.slot(process)?;
         if slot.lost != 0 {
             return Err(TaskError::LostProcess { process });
@@ -20,7 +27,7 @@ impl TaskState<'_> {
         if slot.run(task).is_none() {
             return Err(TaskError::NotHeld { process, task });
         }
-        self.settle_until(process, task, now_micros);
+        self.settle_until(process, task, ended_micros, took_micros);
         self.count_rate(process, true);
         Ok(())
     }

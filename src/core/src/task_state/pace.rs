@@ -32,7 +32,7 @@ pub(super) fn micros_at(granules: u32, rate: u64) -> u64 {
 impl ProcessSlot {
     /// Its measured speed, 0 before the first measurement.
     pub(super) fn rate(&self) -> u64 {
-        // At most 2^36 * 2^20; a measurement is never more than twice one task.
+        // At most 2^40 * 2^20: at once no more is measured than the tasks that a process may hold.
         self.measured_granules
             .saturating_mul(SECOND)
             .checked_div(self.measured_micros)
@@ -83,20 +83,19 @@ impl TaskState<'_> {
     }
 
     /// `process` has worked through its tasks up to this one, which it has, and goes on with the next, if
-    /// any.
-    pub(super) fn settle_until(&mut self, process: u16, task: u32, now_micros: u64) {
+    /// any. The last one took so long.
+    pub(super) fn settle_until(&mut self, process: u16, task: u32, ended: u64, took: u64) {
         let slot = &mut self.processes[usize::from(process)];
-        let elapsed = now_micros.saturating_sub(slot.work_start_micros);
         let mut granules = 0;
         loop {
             let run = slot.current;
             granules += run.granules;
-            slot.advance(now_micros);
+            slot.advance(ended);
             if run.id == task || run.granules == 0 {
+                slot.measure(run.granules, took);
                 break;
             }
         }
-        slot.measure(granules, elapsed);
         self.header.unworked -= granules;
     }
 
@@ -162,7 +161,8 @@ impl TaskState<'_> {
 
     /// Whether `process` should have one task more ahead: one in any case, and more while all of them are
     /// shorter than the time of one, so that a round trip brings many where segments are small. None where
-    /// so little is left that it would only sit and wait, and with [`TaskState::set_ramp`] no second.
+    /// so little is left that it would only sit and wait; no second with [`TaskState::set_ramp`], nor where rows
+    /// limit the size of tasks, which each of them may find to be too large.
     pub(super) fn wants_more_ahead(&self, process: u16) -> bool {
         let (by_time, by_end) = self.size_limits(process);
         let slot = &self.processes[usize::from(process)];
@@ -170,7 +170,8 @@ impl TaskState<'_> {
         if by_end < by_time.min(self.header.fixed.segment_granules) || slot.ahead.is_full() {
             return false;
         }
-        has == 0 || self.header.ramp == 0 && has < by_time && slot.unworked() < by_end
+        let one_only = self.header.ramp != 0 || (1..by_time).contains(&slot.most);
+        has == 0 || !one_only && has < by_time && slot.unworked() < by_end
     }
 
     /// Whether others would be through with all that is left before `process` could finish one

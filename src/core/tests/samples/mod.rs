@@ -125,6 +125,7 @@ fn to_coordinator() -> Vec<ToCoordinator> {
             scan: 1,
             id: 2,
             blocks: 3,
+            took_us: 1 << 40,
             ago_us: 1 << 40,
         }),
         ToCoordinator::GaveBack { scan: 1, id: 2 },

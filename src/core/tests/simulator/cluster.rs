@@ -14,12 +14,31 @@ use parallel_replicas_core::task_state::{ScanSpec, Shrink, Stage, Task, TaskStat
 enum Event {
     Start,
     GranuleRead,
-    TaskArrives { id: u32, start: u32, granules: u32 },
-    ShrinkArrives { id: u32, keep_until: u32 },
-    TaskDone { id: u32, start: u32, granules: u32 },
-    Kept { id: u32, granules: u32 },
-    FragmentDone { idle_since: u64 },
-    Tick { idle_since: u64 },
+    TaskArrives {
+        id: u32,
+        start: u32,
+        granules: u32,
+    },
+    ShrinkArrives {
+        id: u32,
+        keep_until: u32,
+    },
+    TaskDone {
+        id: u32,
+        start: u32,
+        granules: u32,
+        took: u64,
+    },
+    Kept {
+        id: u32,
+        granules: u32,
+    },
+    FragmentDone {
+        idle_since: u64,
+    },
+    Tick {
+        idle_since: u64,
+    },
     Dies,
     LossNoticed,
     Cancel,
@@ -29,6 +48,8 @@ struct Work {
     task: Task,
     read: u32,
     reading: bool,
+    /// When it began.
+    since: u64,
 }
 
 #[derive(Default)]
@@ -212,6 +233,7 @@ impl Cluster<'_> {
                     task,
                     read: 0,
                     reading: false,
+                    since: 0,
                 });
                 self.begin_granule(process);
             }
@@ -220,7 +242,8 @@ impl Cluster<'_> {
                 id,
                 start,
                 granules,
-            } => self.task_done(process, id, start, granules),
+                took,
+            } => self.task_done(process, id, start, granules, took),
             Event::Kept { id, granules } => self.kept(process, id, granules),
             Event::FragmentDone { idle_since } => {
                 if !self.process(process).dead
@@ -281,6 +304,7 @@ impl Cluster<'_> {
                 task,
                 read: 0,
                 reading: false,
+                since: 0,
             });
             return self.begin_granule(process);
         }
@@ -342,6 +366,9 @@ impl Cluster<'_> {
         if work.reading {
             return;
         }
+        if work.read == 0 {
+            work.since = self.now;
+        }
         work.reading = true;
         let granule = (work.task.start_granule + work.read) as usize;
         let other = self.reader[granule].replace(process);
@@ -365,6 +392,7 @@ impl Cluster<'_> {
         work.read += 1;
         let next = work.task.start_granule + work.read;
         let (task, read) = (work.task, work.read);
+        let took = self.now - work.since;
         if !self.is_link(process) {
             if self.state.may_continue(process, &task, next) {
                 return self.begin_granule(process);
@@ -385,6 +413,7 @@ impl Cluster<'_> {
                     id,
                     start,
                     granules,
+                    took,
                 },
             );
             if self.setup.duplicates && self.random.chance(10) {
@@ -395,6 +424,7 @@ impl Cluster<'_> {
                         id,
                         start,
                         granules,
+                        took,
                     },
                 );
             }
@@ -432,7 +462,7 @@ impl Cluster<'_> {
         }
     }
 
-    fn task_done(&mut self, process: u16, id: u32, start: u32, granules: u32) {
+    fn task_done(&mut self, process: u16, id: u32, start: u32, granules: u32, took: u64) {
         let task = Task {
             id,
             start_granule: start,
@@ -445,7 +475,7 @@ impl Cluster<'_> {
             self.wasted += granules;
             return;
         }
-        if self.state.worked(process, id, self.now).is_err() {
+        if self.state.worked(process, id, self.now, took).is_err() {
             // A duplicate is a protocol error of the link: ignored here, or the link is lost.
             assert!(self.setup.duplicates);
             if self.random.chance(50) {
