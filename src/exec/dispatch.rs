@@ -16,7 +16,7 @@ use crate::log::steps::{self, Process};
 use crate::log::{Scope, query};
 use crate::net::Connection;
 use crate::net::pool::{self, PoolLimits};
-use crate::pg::wait::{self, Interest, now_micros};
+use crate::pg::wait::{self, Interest, Ready, now_micros};
 use crate::plan::private::PlannedReplica;
 use crate::settings::replicas::error_rules;
 use crate::shm::events::{self, Event};
@@ -309,15 +309,23 @@ impl Dispatch {
         let ready = wait::latch_or_sockets(&interests, timeout_ms, wait_event);
         for link in &mut self.links {
             link.has_been_waited_for();
-            link.is_told(&ready);
         }
+        self.tell(&ready);
     }
 
     /// Finds out which links have something, where nobody waits for them.
     pub fn poll(&mut self) {
-        let ready = wait::ready_now(&self.interests());
+        self.tell(&wait::ready_now(&self.interests()));
+    }
+
+    /// Takes every link to have something: while rows come, asking would cost as much as reading.
+    pub fn expect_all(&mut self) {
+        self.tell(&Ready::Any);
+    }
+
+    fn tell(&mut self, ready: &Ready) {
         for link in &mut self.links {
-            link.is_told(&ready);
+            link.is_told(ready);
         }
     }
 

@@ -189,7 +189,7 @@ unsafe fn next_row(node: *mut ParallelReplicasState) -> *mut pg_sys::TupleTableS
                 return std::ptr::null_mut();
             }
             if (*state).until_service == 0 {
-                poll_and_service(node);
+                expect_and_service(node);
                 (*state).until_service = SERVICE_INTERVAL;
             }
             let mut tuple = std::ptr::null_mut();
@@ -349,6 +349,21 @@ pub unsafe extern "C-unwind" fn service(node: *mut ParallelReplicasState) -> boo
             stop_links(node);
         }
         progress
+    }
+}
+
+/// Serves the links where there are rows from some of them.
+///
+/// # Safety
+/// The state is ours.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn expect_and_service(node: *mut ParallelReplicasState) {
+    // SAFETY: as the caller says.
+    unsafe {
+        if let Some(dispatch) = &mut (*(*node).state).dispatch {
+            dispatch.expect_all();
+            service(node);
+        }
     }
 }
 

@@ -15,7 +15,7 @@ mod watchdog;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use postgres::{Client, Config, NoTls};
@@ -30,6 +30,11 @@ use crate::wait::{SOON, wait_until};
 
 /// The node that was made first, by initdb.
 pub const PRIMARY: usize = 0;
+
+/// What a standby's processes are at, a line each.
+const ACTIVITY: &str = "SELECT string_agg(concat_ws(' ', pid, backend_type, state, 'xmin', backend_xmin, 'since', xact_start,
+                                 wait_event_type, wait_event, left(query, 100)), E'\n')
+     FROM pg_stat_activity";
 
 /// A running cluster; see the module's text.
 pub struct Cluster {
@@ -366,10 +371,20 @@ impl Cluster {
         let flushed = text(&mut primary, "SELECT pg_current_wal_flush_lsn()::text");
         let mut standby = self.connect(node);
         let query = format!("SELECT (pg_last_wal_replay_lsn() >= '{flushed}')::text");
+        let started = Instant::now();
+        let mut told = false;
         wait_until(
             SOON,
             &format!("{} has replayed {flushed}", self.name(node)),
-            || text(&mut standby, &query) == "true",
+            || {
+                let done = text(&mut standby, &query) == "true";
+                if !done && !told && started.elapsed() > SOON / 2 {
+                    told = true;
+                    let activity = text(&mut standby, ACTIVITY);
+                    eprintln!("--- {} stands still\n{activity}", self.name(node));
+                }
+                done
+            },
         );
     }
 

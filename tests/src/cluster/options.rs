@@ -101,6 +101,8 @@ impl Options {
             ("wal_retrieve_retry_interval", "100ms"),
             ("wal_receiver_status_interval", "1s"),
             ("log_line_prefix", "%m [%p] %b "),
+            // Who holds up replay, should it stand still.
+            ("log_recovery_conflict_waits", "on"),
             ("logging_collector", "off"),
         ];
         let preload = self
