@@ -182,6 +182,9 @@ impl Link {
         let (task, granules) = self.tasks.done(report, granule_blocks)?;
         let (process, streaming) = (self.process, shared.streaming);
         let asked = shared.demands.is_asked(report.scan, task.id);
+        // A claim: nothing ended before this session began.
+        let now = now_micros();
+        let ago_us = report.ago_us.min(now);
         // SAFETY: as above.
         unsafe {
             tasks::with(memory, |state| {
@@ -191,8 +194,7 @@ impl Link {
                         state.limit_tasks(process, granules);
                     }
                 }
-                let ended = now_micros().saturating_sub(report.ago_us);
-                state.worked(process, task.id, ended, report.took_us)?;
+                state.worked(process, task.id, now - ago_us, report.took_us)?;
                 match streaming {
                     true => state.deliver(process, Task { granules, ..task }),
                     false => Ok(()),
@@ -200,7 +202,7 @@ impl Link {
             });
         }
         let done = Task { granules, ..task };
-        shared.done(self, report.scan, &done, report.ago_us);
+        shared.done(self, report.scan, &done, ago_us);
         shared.demands.settle_task(report.scan, task.id);
         if granules < task.granules {
             shared.demands.came_back();
